@@ -59,16 +59,29 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class StubDevice:
-    """A device that works on by itself, with the same time for every forward. It has a stopwatch."""
+    """A device that works on by itself, with the same time for all forwards of as many rows. It has a stopwatch."""
 
-    def __init__(self, forward_ms: float) -> None:
-        self._forward_ms = forward_ms
+    def __init__(self, forward_ms: float, row_us: float = 0.0) -> None:
+        """
+        Args:
+            forward_ms: Time of each forward.
+            row_us: Time of each of its rows beside that.
+        """
+        self._forward_ms, self._row_us = forward_ms, row_us
+        self.busy_s = 0.0
+        """Time that all forwards so far take."""
         self.free_at = 0.0
         """Time at which it has done all that it was asked for."""
 
-    def begin(self) -> None:
+    def forward_ms(self, num_rows: int) -> float:
+        """Return the time of a forward."""
+        return self._forward_ms + self._row_us * num_rows / 1e3
+
+    def begin(self, num_rows: int) -> None:
         """Ask for a forward."""
-        self.free_at = max(time.perf_counter(), self.free_at) + self._forward_ms / 1e3
+        time_s = self.forward_ms(num_rows) / 1e3
+        self.busy_s += time_s
+        self.free_at = max(time.perf_counter(), self.free_at) + time_s
 
     def start(self) -> StubTiming:
         """See `Stopwatch`."""
@@ -144,7 +157,7 @@ class StubRunner:
             segment.cache.append(position_ids)
             wanted.extend(segment.token_ids[num_rows - segment.num_logits :])
         self._packer.finish(range(len(wanted)))
-        self._device.begin()
+        self._device.begin(num_rows_of_all)
         rows = torch.tensor(wanted, dtype=torch.long)
         return self._table[rows if drawn is None else tokens_at(rows, drawn)]
 
@@ -153,6 +166,8 @@ class Cost(NamedTuple):
     """Costs of a forward of the target with all that belongs to it, in milliseconds."""
 
     wall_ms: float
+    device_ms: float
+    """Time that the device took."""
     gap_ms: float
     """Mean time from the end of a forward until the next one is asked for: what a GPU waits for. Rounds that wait for
     drafts have none."""
@@ -172,7 +187,12 @@ def stub_model(name: str, device: StubDevice) -> LoadedModel:
 
 
 async def measure(
-    way: str, num_sessions: int, num_tokens: int, method: Method = Method.SPECULATIVE, forward_ms: float = 0.0
+    way: str,
+    num_sessions: int,
+    num_tokens: int,
+    method: Method = Method.SPECULATIVE,
+    forward_ms: float = 0.0,
+    row_us: float = 0.0,
 ) -> Cost:
     """Run so many generations side by side, after a short one of each.
 
@@ -181,9 +201,10 @@ async def measure(
         num_sessions: Generations.
         num_tokens: Tokens of each.
         method: That of the ways that draft.
-        forward_ms: Time of the target's forwards.
+        forward_ms: Time of each of the target's forwards.
+        row_us: Time of each of their rows beside that.
     """
-    target = StubDevice(forward_ms)
+    target = StubDevice(forward_ms, row_us)
     if way == "alone":
         return _measure_alone(target, num_sessions, num_tokens)
     method = Method.OFF if way == "off" else method
@@ -196,7 +217,7 @@ async def measure(
             }
         )
         draft = stub_model("demo/draft", StubDevice(0.0)) if way == "in-process" else None
-        service = VerifierService(settings, stub_model("demo/target", target), {1: 5.0}, draft_model=draft)
+        service = VerifierService(settings, stub_model("demo/target", target), _times_of(target), draft_model=draft)
         await service.load()
         freeze_gc()  # as services do
         try:
@@ -204,12 +225,18 @@ async def measure(
             engine = service.serving.engine
             _use(engine, target)
             await _generate_all(service, method, num_sessions, WARM_UP_TOKENS)
-            counted, before = _counted(engine), _times_s(process)
+            counted, before = _counted(engine, target), _times_s(process)
             await _generate_all(service, method, num_sessions, num_tokens)
             after = _times_s(process)
         finally:
             await service.close()
-    return _cost(engine, counted, before, after, num_sessions * num_tokens)
+    return _cost(_counted(engine, target), counted, before, after, num_sessions * num_tokens)
+
+
+def _times_of(device: StubDevice) -> dict[int, float]:
+    """Return the times of forwards by rows, as an engine would have measured them; of a device that takes no time some,
+    for there are none without."""
+    return {num_rows: device.forward_ms(num_rows) or 5.0 for num_rows in (1, 1024)}
 
 
 def _use(engine: Engine, device: StubDevice) -> None:
@@ -221,7 +248,7 @@ def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Co
     """Step an engine by hand whose verdicts go nowhere."""
     model = stub_model("demo/target", device)
     loop = SimpleNamespace(call_soon_threadsafe=lambda *_: None)
-    engine = Engine(model, cast(Any, loop), forward_times=ForwardTimes({1: 5.0}), max_num_sessions=MAX_NUM_SESSIONS)
+    engine = Engine(model, cast(Any, loop), forward_times=ForwardTimes(_times_of(device)), max_num_sessions=MAX_NUM_SESSIONS)
     engine.stop()  # its thread
     _use(engine, device)
     freeze_gc()
@@ -230,28 +257,33 @@ def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Co
         for number in range(num_sessions):
             engine.open(_spec(Method.OFF, number, tokens, model.vocab_size), cast(Any, listener))
         engine.take_posted(0.0)
-        counted, before = _counted(engine), (time.perf_counter(), time.thread_time(), time.process_time(), 0.0)
+        counted, before = _counted(engine, device), (time.perf_counter(), time.thread_time(), time.process_time(), 0.0)
         while engine.sessions:
             work, _ = engine.plan(time.perf_counter())
             engine.step(work)
         after = (time.perf_counter(), time.thread_time(), time.process_time(), 0.0)
-    return _cost(engine, counted, before, after, num_sessions * num_tokens)
+    return _cost(_counted(engine, device), counted, before, after, num_sessions * num_tokens)
 
 
-def _counted(engine: Engine) -> tuple[int, int, float]:
-    """Return the forwards so far, the gaps between them, and the sum of these in seconds."""
+def _counted(engine: Engine, device: StubDevice) -> tuple[int, float, int, float]:
+    """Return the forwards so far and their time, the gaps between them and their time, in seconds."""
     counts = engine.counts
-    return counts.forwards.num_observations, counts.gaps.num_observations, counts.gaps.total
+    return counts.forwards.num_observations, device.busy_s, counts.gaps.num_observations, counts.gaps.total
 
 
 def _cost(
-    engine: Engine, counted: tuple[int, int, float], before: Sequence[float], after: Sequence[float], num_tokens: int
+    counted: tuple[int, float, int, float],
+    counted_before: tuple[int, float, int, float],
+    before: Sequence[float],
+    after: Sequence[float],
+    num_tokens: int,
 ) -> Cost:
-    num_forwards, num_gaps, gaps_s = (now - then for now, then in zip(_counted(engine), counted, strict=True))
+    num_forwards, busy_s, num_gaps, gaps_s = (now - then for now, then in zip(counted, counted_before, strict=True))
     per_forward = [1e3 * (end - begin) / num_forwards for begin, end in zip(before, after, strict=True)]
     wall_ms, engine_ms, verifier_ms, speculator_ms = per_forward
     gap_ms = 1e3 * gaps_s / num_gaps if num_gaps else 0.0
-    return Cost(wall_ms, gap_ms, engine_ms, verifier_ms, speculator_ms, num_tokens / num_forwards)
+    device_ms = 1e3 * busy_s / num_forwards
+    return Cost(wall_ms, device_ms, gap_ms, engine_ms, verifier_ms, speculator_ms, num_tokens / num_forwards)
 
 
 def _times_s(process: subprocess.Popen[str] | None) -> tuple[float, float, float, float]:
@@ -332,7 +364,8 @@ def main() -> None:
     methods = [method.value for method in Method]
     parser.add_argument("--method", choices=methods, default="speculative", help="that of the ways that draft")
     parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--forward-ms", type=float, default=5.0, help="time of the target's forwards")
+    parser.add_argument("--forward-ms", type=float, default=5.0, help="time of each of the target's forwards")
+    parser.add_argument("--row-us", type=float, default=0.0, help="time of each of their rows beside that")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     ways = options.ways.split(",")
@@ -347,7 +380,7 @@ def main() -> None:
     method = Method(options.method)
     titles = (
         "sessions",
-        "ms a round",
+        "ms a forward",
         "host adds",
         "GPU waits",
         "engine's CPU",
@@ -355,16 +388,17 @@ def main() -> None:
         "+ speculator",
         "us/token",
         "tokens",
+        "tokens/s",
     )
     print(f"{'way':12}" + "".join(f"{title:>{2 + len(title)}}" for title in titles))
     for way in ways:
         for num_sessions in map(int, options.sessions.split(",")):
-            cost = asyncio.run(measure(way, num_sessions, options.tokens, method, options.forward_ms))
+            cost = asyncio.run(measure(way, num_sessions, options.tokens, method, options.forward_ms, options.row_us))
             us = 1e3 * (cost.verifier_cpu_ms + cost.speculator_cpu_ms) / cost.tokens
             print(
-                f"{way:12}{num_sessions:10}{cost.wall_ms:12.2f}{cost.wall_ms - options.forward_ms:11.2f}"
+                f"{way:12}{num_sessions:10}{cost.wall_ms:14.2f}{cost.wall_ms - cost.device_ms:11.2f}"
                 f"{cost.gap_ms:11.2f}{cost.engine_cpu_ms:14.2f}{cost.verifier_cpu_ms:8.2f}"
-                f"{cost.speculator_cpu_ms:14.2f}{us:10.0f}{cost.tokens:8.1f}",
+                f"{cost.speculator_cpu_ms:14.2f}{us:10.0f}{cost.tokens:8.1f}{1e3 * cost.tokens / cost.wall_ms:10.0f}",
                 flush=True,
             )
 

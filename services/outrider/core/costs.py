@@ -134,10 +134,11 @@ class ForwardTimes:
         self._times_ms.append(bounded_ms)
         self._known.clear()
 
-    def of(self, num_rows: int) -> float:
-        """Returns the time of a forward behind `contexts`. Beyond the largest size it is never less than that of any
-        known size."""
-        return self._without_contexts(num_rows) + self._attention_ms(num_rows, self.contexts)
+    def of(self, num_rows: int, contexts: Contexts | None = None) -> float:
+        """Returns the time of a forward behind these contexts, of which None means `contexts`. Beyond the largest size
+        it is never less than that of any known size."""
+        contexts = self.contexts if contexts is None else contexts
+        return self._without_contexts(num_rows) + self._attention_ms(num_rows, contexts)
 
     def _attention_ms(self, num_rows: int, contexts: Contexts) -> float:
         return self._attention_scale * self._attention.of(num_rows, contexts)

@@ -32,6 +32,7 @@ from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, Timing, stopwatch_for
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.micro_batches import MicroBatches
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import Activity, EngineTimings
 
@@ -68,6 +69,10 @@ class _Forward(NamedTuple):
     """Waits for the most probable next tokens of every row: none for rows of whose sessions nobody wants them, an empty
     list if none does."""
     times: _Times
+    goes_on: bool = False
+    """True if its rows go on from the draws of the forward before."""
+    num_rows_of_others: int = 0
+    """Rows of the forward of other sessions that the device was at when it was asked for this one. 0 if it was not."""
     void: Collection[VerifySession] = ()
     """Those of the sessions whose rows mean nothing: the host has drawn other tokens for them."""
 
@@ -111,6 +116,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self.stopwatch = stopwatch or stopwatch_for(model.runner.device)
         """Times the forwards. Another one may take its place before the first session."""
         self._loop = loop
+        self._micro_batches = MicroBatches(forward_times)
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
         self._queue_timeout_s = queue_timeout_s
@@ -190,6 +196,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         if wait_s is None and ready:
             return ready, None
         self._idle_since = None  # drafts or requests are waited for
+        self._micro_batches.forget_host_time()
         if wait_s is None:
             return [], until_refused
         return [], min(wait_s, math.inf if until_refused is None else until_refused)
@@ -233,17 +240,27 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         forward, self._ahead = self._ahead, None
         if forward is None:
             started = time.perf_counter()
-            work, segments = self._segments(work)
+            max_num_nodes = self._max_num_nodes(len(work))
+            first = self._micro_batches.first_of(work, max_num_nodes) if self.works_on else work
+            work, segments = self._segments(first, max_num_nodes)
             if not segments:
                 return  # all of them have lost their room to others
-            # Without a verdict are the pieces of prompts that are not through.
-            drawing = [
-                session
-                for session, segment in zip(work, segments, strict=True)
-                if segment.num_logits > session.num_prompt_rows
-            ]
-            forward = self._ask(work, segments, drawing, [round_of(session) for session in drawing], started)
+            forward = self._ask_planned(work, segments, started)
         self._finish(forward)
+
+    def _max_num_nodes(self, num_sessions: int) -> int:
+        """Returns the most nodes of a session: all share the rows equally, and one of each is for its last token."""
+        return max(0, self._max_rows // num_sessions - 1)
+
+    def _ask_planned(self, work: Sequence[VerifySession], segments: Sequence[Segment], started: float) -> _Forward:
+        """Asks the device for a forward of planned rows, see `_ask`."""
+        # Without a verdict are the pieces of prompts that are not through.
+        drawing = [
+            session
+            for session, segment in zip(work, segments, strict=True)
+            if segment.num_logits > session.num_prompt_rows
+        ]
+        return self._ask(work, segments, drawing, [round_of(session) for session in drawing], started)
 
     def _ask(
         self,
@@ -278,16 +295,19 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         if self._idle_since is not None:
             self.counts.gaps.add(asked - self._idle_since)
             self._idle_since = None
+        self._micro_batches.end_host_time(asked)
         self._deliver()
         times = _Times(timing, started, timed, asked)
-        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, times)
+        goes_on = drawn is not None
+        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, times, goes_on)
 
     def _finish(self, forward: _Forward) -> None:
         """Asks for the next forward if it is known, waits for this one, and makes the verdicts."""
-        self._ahead = self._ask_ahead(forward)
+        self._ahead = self._ask_ahead(forward) or self._ask_for_others(forward)
         draws = forward.draws.wait()
-        is_idle = bool(forward.drawing) and self._ahead is None
-        self._idle_since = time.perf_counter() if is_idle else None
+        known_at = time.perf_counter()
+        self._idle_since = known_at if forward.drawing and self._ahead is None else None
+        self._micro_batches.begin_host_time(known_at, forward.drawing)
         going_on = self._going_on(forward)
         next_tokens = forward.next_tokens()
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
@@ -303,6 +323,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         now = time.perf_counter()
         is_decoding = _is_decoding(forward.work, forward.segments)
         num_rows = self._measure(forward, forward_ms, is_decoding=is_decoding)
+        self._timings.set_others(num_rows, forward.num_rows_of_others, forward_ms)
         started = forward.times.started
         first_row, is_urgent = 0, not self.works_on or self._ahead is not None
         for session, round_, token_ids in zip(forward.drawing, forward.rounds, draws, strict=True):
@@ -375,9 +396,35 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return None
         return self._ask(going, segments, going, rounds, time.perf_counter(), drawn)
 
+    def _ask_for_others(self, forward: _Forward) -> _Forward | None:
+        """Asks a device for the forward of all sessions that are not in the one that it is at, if they are ready and
+        that pays: while it is at theirs, the host works for those of this one (`outrider.verifier.micro_batches`).
+
+        Returns:
+            The next forward. None where all are planned together.
+        """
+        if not self.works_on or forward.draws.drawn is None:
+            return None
+        residents, running = self.residency.residents, set(forward.work)
+        others = [session for session in residents if session not in running and not session.is_paused]
+        if not others:
+            return None
+        started = time.perf_counter()
+        ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0))
+        max_num_nodes = self._max_num_nodes(len(running) + len(others))
+        if len(ready) == len(others) and self._micro_batches.go_on(forward.work, ready, max_num_nodes):
+            # Nobody loses room here: that of those whose forward is running is written to.
+            work, segments = self._segments(ready, max_num_nodes, may_preempt=False)
+            if len(work) == len(ready):
+                ahead = self._ask_planned(work, segments, started)
+                return ahead._replace(num_rows_of_others=sum(len(segment.token_ids) for segment in forward.segments))
+        for session in ready:
+            session.ready_since = None  # nothing has begun that they are held back from
+        return None
+
     def _going_on(self, forward: _Forward) -> Collection[VerifySession]:
         """Returns the sessions of a forward whose rows are in the next one, which the device has been asked for."""
-        if self._ahead is None or forward.draws.drawn is None:
+        if self._ahead is None or forward.draws.drawn is None or not self._ahead.goes_on:
             return ()
         unsettled = {forward.drawing[row] for row in forward.draws.drawn.unsettled}
         if unsettled:
@@ -402,10 +449,19 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         shares = [session.choice.take_share() for session in sessions]
         self._timings.end_step(shares, now, is_typical=is_typical)
 
-    def _segments(self, work: list[VerifySession]) -> tuple[list[VerifySession], list[Segment]]:
-        """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts."""
-        # Sessions share the rows equally; one row of each is for its last committed token.
-        max_num_nodes = max(0, self._max_rows // len(work) - 1)
+    def _segments(
+        self, work: Sequence[VerifySession], max_num_nodes: int, *, may_preempt: bool = True
+    ) -> tuple[list[VerifySession], list[Segment]]:
+        """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts.
+
+        Args:
+            work: The sessions, the oldest first.
+            max_num_nodes: Most nodes of each.
+            may_preempt: False if no session may lose its room to an older one.
+
+        Returns:
+            Those that have rows in it, and their rows.
+        """
         missing = {session: session.num_missing for session in work if session.is_prefilling}
         prefill_rows = self._prefill_turns.shares(missing)
         chosen, segments = [], []
@@ -413,7 +469,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         for session in work:
             if session not in missing or session in prefill_rows:
                 try:
-                    segment = self._segment(session, prefill_rows.get(session, 0), max_num_nodes)
+                    max_prefill_rows = prefill_rows.get(session, 0)
+                    segment = self._segment(session, max_prefill_rows, max_num_nodes, may_preempt=may_preempt)
                 except Exception:
                     self.lose(session.session.spec.session_id)
                     continue
@@ -422,15 +479,20 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                     segments.append(segment)
         return chosen, segments
 
-    def _segment(self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int) -> Segment | None:
-        """Makes a session's rows and room for them; None if it has lost its room."""
+    def _segment(
+        self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int, *, may_preempt: bool
+    ) -> Segment | None:
+        """Makes a session's rows and room for them; None if there is none."""
         if not self.residency.has(session):
             return None  # an older one has needed it, in this step
         segment = session.segment(max_prefill_rows, max_num_nodes)
         if session.nodes and not self._has_free_room(segment):
             # Drafts are the first that go: they cost nobody anything but the tokens that they would have brought.
             segment = session.segment(max_prefill_rows, 0)
-        return segment if self.residency.reserve(session, len(segment.token_ids)) else None
+        has_room = (
+            self.residency.reserve(session, len(segment.token_ids)) if may_preempt else self._has_free_room(segment)
+        )
+        return segment if has_room else None
 
     def _has_free_room(self, segment: Segment) -> bool:
         try:

@@ -52,6 +52,8 @@ class EngineTimings:
         self._stepped_at: float | None = None
         """End of the latest step. None means that nothing has run before this one."""
         self._num_numbered = 0
+        self._others_ms = 0.0
+        """Time of the rounds of now that the forward of others took which the device was at before theirs."""
 
         # The target.
         self.forward_times = forward_times
@@ -105,6 +107,17 @@ class EngineTimings:
             self.group.end_step(shares, (now - self._stepped_at) * 1e3, is_typical=is_typical)
         self._stepped_at = now
 
+    def set_others(self, num_rows: int, num_others: int, forward_ms: float) -> None:
+        """Takes in what the rounds of a forward have waited for, so that it is not counted as overhead.
+
+        Args:
+            num_rows: Its rows.
+            num_others: Rows of the forward of other sessions that the device was at before. 0 if there was none.
+            forward_ms: Its time.
+        """
+        # A round is expected to take the forward of all rows together, whatever forwards they come in.
+        self._others_ms = max(0.0, self.forward_times.of(num_rows + num_others) - forward_ms) if num_others else 0.0
+
     def set_draft_ms(self, draft_ms: float) -> None:
         """Sets the time of a draft forward of one row, in milliseconds; 0 leaves it as it is."""
         self.history.draft_ms = self.group.draft_ms = draft_ms or self.history.draft_ms
@@ -113,6 +126,7 @@ class EngineTimings:
         """Adds the time of a round that went neither to its forward nor to waiting."""
         # A draft model that was told to pause ends what it is at, and may slow down what seems to run without it.
         if self._activity is Activity.DRAFTING or self._num_quiet_steps >= QUIET_STEPS:
+            overhead_ms = max(0.0, overhead_ms - self._others_ms)
             self._overheads.add(overhead_ms, max(1, self.num_sessions), self._activity)
 
     def overhead_ms(self, activity: Activity) -> float:
@@ -125,26 +139,47 @@ class EngineTimings:
         return self.forward_times.of(max(1, self.num_sessions)) + self.overhead_ms(Activity.NONE)
 
 
+class MeansByLoad:
+    """Holds running means of a time by the number of sessions."""
+
+    def __init__(self, learning_rate: float) -> None:
+        """`learning_rate` is the weight of one time in its mean."""
+        self._learning_rate = learning_rate
+        self._means: dict[int, RunningMean] = {}
+        """By the class of the number."""
+
+    def add(self, value: float, num_sessions: int) -> None:
+        """Takes a value in."""
+        load_class = load_class_of(num_sessions)
+        mean = self._means.get(load_class)
+        if mean is None:
+            mean = self._means[load_class] = RunningMean(self._learning_rate)
+        mean.add(value)
+
+    def of(self, num_sessions: int) -> float | None:
+        """Returns the mean at the nearest number of sessions that has any; None if nothing is known."""
+        if not self._means:
+            return None
+        load_class = load_class_of(num_sessions)
+        nearest = min(self._means, key=lambda each: (abs(each - load_class), each))
+        return self._means[nearest].value
+
+
 class Overheads:
     """Holds the running means of what a round takes beside its forward: by the number of sessions, and by the most that
     any of them does meanwhile."""
 
     def __init__(self) -> None:
-        # By the activity, and then by the class of the number of sessions.
-        self._means: list[dict[int, RunningMean]] = [{} for _ in Activity]
+        self._means = [MeansByLoad(LEARNING_RATE) for _ in Activity]
+        """By the activity."""
 
     def add(self, overhead_ms: float, num_sessions: int, activity: Activity) -> None:
         """Adds a round."""
-        means, load_class = self._means[activity], load_class_of(num_sessions)
-        mean = means.get(load_class)
-        if mean is None:
-            mean = means[load_class] = RunningMean(LEARNING_RATE)
-        mean.add(overhead_ms)
+        self._means[activity].add(overhead_ms, num_sessions)
 
     def of(self, num_sessions: int, activity: Activity) -> float:
         """Returns the usual one in milliseconds, by what is known of the nearest number of sessions."""
-        means, load_class = self._means[activity], load_class_of(num_sessions)
-        if means:
-            nearest = load_class if load_class in means else min(means, key=lambda each: (abs(each - load_class), each))
-            return means[nearest].get(FIRST_OVERHEAD_MS)
-        return self.of(num_sessions, Activity(activity - 1)) if activity else FIRST_OVERHEAD_MS
+        for known in self._means[activity::-1]:
+            if (overhead_ms := known.of(num_sessions)) is not None:
+                return overhead_ms
+        return FIRST_OVERHEAD_MS

@@ -1,0 +1,128 @@
+"""Two halves of a batch of sessions: the device verifies the drafts of one while the host works for the other.
+
+A drafted round follows from the verdict before it, so a device that verifies all sessions at once waits while the host
+makes their verdicts and chooses their next nodes. Two smaller forwards take longer than a large one, as each reads all
+weights; they are faster where that costs less than what the host does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from outrider.core.costs import Contexts, ForwardTimes
+from outrider.verifier.session import VerifySession
+from outrider.verifier.timings import MeansByLoad
+
+MARGIN = 1.1
+"""Ratio of the times without and with micro-batches from which on there are some: the times are only expected."""
+
+LEARNING_RATE = 0.2
+"""Weight of one round in the running mean of the host's time: the first rounds behind a prompt are no guide."""
+
+
+class Load(NamedTuple):
+    """Describes the work of a forward."""
+
+    num_rows: int
+    contexts: Contexts
+
+    @classmethod
+    def of(cls, sessions: Sequence[VerifySession], max_num_nodes: int) -> Load:
+        """Returns that of the next forward of these sessions, whose nodes are chosen.
+
+        Args:
+            sessions: Some that decode.
+            max_num_nodes: Most nodes of each.
+        """
+        num_rows = sum(1 + min(max_num_nodes, len(session.nodes)) for session in sessions)
+        return cls(num_rows, Contexts(sum(session.cache.length for session in sessions), len(sessions)))
+
+    def and_of(self, other: Load) -> Load:
+        """Returns that of a forward that has the rows of both."""
+        num_slots, num_sessions = (sum(both) for both in zip(self.contexts, other.contexts, strict=True))
+        return Load(self.num_rows + other.num_rows, Contexts(num_slots, num_sessions))
+
+
+class MicroBatches:
+    """Decides when a batch is verified in two halves. Owned by the engine's thread."""
+
+    def __init__(self, forward_times: ForwardTimes) -> None:
+        """
+        Args:
+            forward_times: Times of a forward by its rows.
+        """
+        self._forward_times = forward_times
+        self._host_ms = MeansByLoad(LEARNING_RATE)
+        """Time of the host for one session, from the draws of a round with drafts to the forward of the next one."""
+        self._busy_since: tuple[float, int] | None = None
+        """Time since which the host works for some sessions, and how many they are. None means that it does not."""
+
+    def begin_host_time(self, now: float, drawing: Sequence[VerifySession]) -> None:
+        """Takes in that the host works for these sessions from now on: their draws are known."""
+        has_drafts = any(session.nodes for session in drawing)
+        self._busy_since = (now, len(drawing)) if has_drafts else None
+
+    def end_host_time(self, now: float) -> None:
+        """Learns from the time until now, where a device was asked for the next forward."""
+        if self._busy_since is not None:
+            since, num_sessions = self._busy_since
+            self._host_ms.add(1e3 * (now - since) / num_sessions, num_sessions)
+            self._busy_since = None
+
+    def forget_host_time(self) -> None:
+        """Takes in that the host waits for somebody."""
+        self._busy_since = None
+
+    def _host_ms_of(self, load: Load) -> float:
+        """Returns how long the host works between two rounds of a forward."""
+        num_sessions = load.contexts.num_sessions
+        return num_sessions * (self._host_ms.of(num_sessions) or 0.0)
+
+    def first_of(self, ready: Sequence[VerifySession], max_num_nodes: int) -> Sequence[VerifySession]:
+        """Returns the sessions that a device is asked for first, of all that are ready: a half of them, or all.
+
+        Args:
+            ready: Sessions whose round begins now.
+            max_num_nodes: Most nodes of each.
+        """
+        half, rest = ready[: len(ready) // 2], ready[len(ready) // 2 :]
+        return half if half and self.go_on(half, rest, max_num_nodes) else ready
+
+    def go_on(self, first: Sequence[VerifySession], second: Sequence[VerifySession], max_num_nodes: int) -> bool:
+        """Returns True if the one half should be verified behind the other one.
+
+        Args:
+            first: Sessions whose forward begins, or has begun.
+            second: Sessions whose round is ready.
+            max_num_nodes: Most nodes of each.
+        """
+        if not _may_overlap([*first, *second]):
+            return False
+        return self._pays(Load.of(first, max_num_nodes), Load.of(second, max_num_nodes))
+
+    def _pays(self, first: Load, second: Load) -> bool:
+        """Returns True if two forwards, during each of which the host works for the sessions of the other, take less
+        time than one forward of all and then the host."""
+        times, both = self._forward_times, first.and_of(second)
+        of_first, of_second = self._host_ms_of(first), self._host_ms_of(second)
+        # Together they take the host no longer than one by one: what was slow once, and is not tried again, counts not.
+        together_ms = times.of(*both) + min(self._host_ms_of(both), of_first + of_second)
+        apart_ms = max(times.of(*first), of_second) + max(times.of(*second), of_first)
+        return together_ms > MARGIN * apart_ms
+
+
+def _may_overlap(sessions: Iterable[VerifySession]) -> bool:
+    """Returns True if some of these sessions have drafts to verify, none of them reads a prompt or waits for a draft
+    model, and nothing but draws is read of the device, which would come behind the forward of the others."""
+    has_drafts = False
+    for session in sessions:
+        report = session.session.spec.report
+        if session.is_prefilling or session.is_drafting:
+            return False
+        if session.session.decides_by_ratio or not session.session.is_as_drawn:
+            return False
+        if report.logprobs is not None or report.prompt_logprobs is not None:
+            return False
+        has_drafts = has_drafts or bool(session.nodes)
+    return has_drafts

@@ -1,0 +1,223 @@
+"""Two halves of a batch: when there are some, and that texts do not depend on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from outrider.core.costs import AttentionTimes, ForwardTimes
+from outrider.core.reports import ReportParams
+from outrider.verifier.engine import Engine
+from outrider.verifier.micro_batches import MicroBatches
+from outrider.verifier.session import VerifySession
+from outrider_client.client import Client
+from tests.support.crowded_pool import PROMPTS, crowded_model
+from tests.support.services import running_verifier
+
+TIMES = ForwardTimes({1: 5.0, 201: 7.0})
+"""A device that takes 5 ms for a forward, and 10 us for each of its rows."""
+
+
+def session_with(num_nodes: int = 5, *, length: int = 100, **fields: Any) -> VerifySession:
+    generation = {"is_as_drawn": True, "decides_by_ratio": False, "report": ReportParams()} | fields
+    return cast(
+        Any,
+        SimpleNamespace(
+            is_prefilling=fields.get("is_prefilling", False),
+            is_drafting=fields.get("is_drafting", False),
+            nodes=[None] * num_nodes,
+            cache=SimpleNamespace(length=length),
+            session=SimpleNamespace(
+                is_as_drawn=generation["is_as_drawn"],
+                decides_by_ratio=generation["decides_by_ratio"],
+                spec=SimpleNamespace(report=generation["report"]),
+            ),
+        ),
+    )
+
+
+def after(*host_ms: tuple[float, int], times: ForwardTimes = TIMES) -> MicroBatches:
+    """Micro-batches that know how long the host was at so many sessions."""
+    micro_batches = MicroBatches(times)
+    for time_ms, num_sessions in host_ms:
+        micro_batches.begin_host_time(1.0, [session_with()] * num_sessions)
+        micro_batches.end_host_time(1.0 + time_ms / 1e3)
+    return micro_batches
+
+
+def num_first(micro_batches: MicroBatches, sessions: list[VerifySession], max_num_nodes: int = 7) -> int:
+    return len(micro_batches.first_of(sessions, max_num_nodes))
+
+
+@pytest.mark.parametrize(("host_ms", "expected"), [(0.0, 24), (4.0, 24), (6.5, 12), (20.0, 12)])
+def test_a_half_begins_where_the_host_takes_longer_than_another_forward(host_ms: float, expected: int) -> None:
+    # 24 sessions of 6 rows: 6.43 ms together, 5.71 a half, and some more, as these times are only expected.
+    sessions = [session_with() for _ in range(24)]
+    micro_batches = after((host_ms, 24))
+    assert micro_batches.first_of(sessions, 7) == sessions[:expected]
+
+
+def test_all_begin_until_it_is_known_how_long_the_host_takes() -> None:
+    assert num_first(after(), [session_with()] * 24) == 24
+
+
+def test_a_session_alone_is_no_batch() -> None:
+    assert num_first(after((100.0, 1)), [session_with()]) == 1
+
+
+def test_what_the_host_has_waited_for_is_no_work_of_its_own() -> None:
+    micro_batches = after()
+    micro_batches.begin_host_time(1.0, [session_with()] * 24)
+    micro_batches.forget_host_time()
+    micro_batches.end_host_time(2.0)
+    assert num_first(micro_batches, [session_with()] * 24) == 24
+
+
+def test_rounds_without_drafts_say_nothing_of_those_with_some() -> None:
+    micro_batches = after()
+    micro_batches.begin_host_time(1.0, [session_with(0)] * 24)
+    micro_batches.end_host_time(2.0)
+    assert num_first(micro_batches, [session_with()] * 24) == 24
+
+
+def test_nodes_beyond_the_share_of_a_session_cost_nothing() -> None:
+    # A forward of one row of each session takes 12.5 ms, and two halves 13; of 21 rows each, some 250 either way.
+    steep = after((4.0, 24), times=ForwardTimes({1: 1.0, 201: 101.0}))
+    assert num_first(steep, [session_with(20)] * 24, max_num_nodes=0) == 12
+    assert num_first(steep, [session_with(20)] * 24, max_num_nodes=20) == 24
+
+
+def test_a_half_attends_to_its_own_contexts_alone() -> None:
+    times = ForwardTimes({1: 5.0, 201: 7.0}, attention=AttentionTimes(slot_ms=1e-4))
+    # All contexts together take 24 ms, in one forward or in two.
+    sessions = [session_with(length=10_000)] * 24
+    assert num_first(after((6.5, 24), times=times), sessions) == 24
+    assert num_first(after((9.5, 24), times=times), sessions) == 12
+
+
+def test_one_session_beside_many_is_no_half() -> None:
+    sessions = [session_with() for _ in range(24)]
+    micro_batches = after((9.0, 24))
+    assert micro_batches.go_on(sessions[:12], sessions[12:], 7)
+    # While the device is at the one, the host cannot be done with the others.
+    assert not micro_batches.go_on(sessions[:1], sessions[1:], 7)
+    assert not micro_batches.go_on(sessions[1:], sessions[:1], 7)
+
+
+def test_what_was_slow_once_is_not_held_against_all_for_ever() -> None:
+    sessions = [session_with()] * 4
+    assert num_first(after((30.0, 4)), sessions) == 2
+    assert num_first(after((30.0, 4), (1.0, 2)), sessions) == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"is_prefilling": True},
+        {"is_drafting": True},
+        {"is_as_drawn": False},
+        {"decides_by_ratio": True},
+        {"report": ReportParams(logprobs=1)},
+        {"report": ReportParams(prompt_logprobs=0)},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_all_begin_where_one_reads_a_prompt_waits_for_drafts_or_has_more_read_of_its_logits_than_draws(
+    other: dict[str, Any],
+) -> None:
+    sessions = [session_with() for _ in range(23)]
+    assert num_first(after((20.0, 24)), [*sessions, session_with()]) == 12
+    assert num_first(after((20.0, 24)), [*sessions, session_with(**other)]) == 24
+
+
+def test_all_begin_where_nobody_has_drafts() -> None:
+    assert num_first(after((20.0, 24)), [session_with(0)] * 24) == 24
+    assert num_first(after((20.0, 24)), [session_with(0)] * 23 + [session_with(1)]) == 12
+
+
+@pytest.fixture
+def num_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Sessions of each forward that a device was asked for behind one of others, which always pays here."""
+    counts: list[int] = []
+    ask_for_others = Engine._ask_for_others
+
+    def counted(self: Engine, forward: Any) -> Any:
+        behind = ask_for_others(self, forward)
+        if behind is not None:
+            assert not set(behind.work) & set(forward.work)
+            counts.append(len(behind.work))
+        return behind
+
+    monkeypatch.setattr(Engine, "_ask_for_others", counted)
+    monkeypatch.setattr(MicroBatches, "_pays", lambda *_: True)
+    return counts
+
+
+RETRIEVED: dict[str, Any] = {"method": "retrieval", "temperature": 0.0, "max_tokens": 60}
+
+
+async def texts(client: Client, work: list[dict[str, Any]]) -> list[tuple[list[int], str]]:
+    async def complete(number: int, asked: dict[str, Any]) -> tuple[list[int], str]:
+        done = await client.complete(PROMPTS[number % len(PROMPTS)], **({"seed": number} | asked))
+        return list(done.token_ids), done.text
+
+    return list(await asyncio.gather(*(complete(number, asked) for number, asked in enumerate(work))))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        [RETRIEVED] * 2,
+        [RETRIEVED | {"temperature": 0.6, "max_tokens": 20 + 7 * number} for number in range(6)],
+        [RETRIEVED | {"stop": ["return", ")"]}, RETRIEVED | {"stop_token_ids": [13, 199]}, RETRIEVED, RETRIEVED],
+        [RETRIEVED, RETRIEVED | {"method": "off", "max_tokens": 90}, RETRIEVED | {"top_p": 0.8, "temperature": 1.0}],
+        [RETRIEVED | {"max_tokens": 120}] * 9,
+        [{"method": "auto", "temperature": 0.0, "max_tokens": 120}] * 5,
+        [RETRIEVED | {"max_tokens": 150}, RETRIEVED, RETRIEVED | {"logprobs": 2, "max_tokens": 20}],
+    ],
+    ids=["two", "sampled", "stops", "with plain ones", "a crowded pool", "auto in company", "until one has logprobs"],
+)
+async def test_texts_are_those_of_an_engine_that_verifies_all_at_once(
+    monkeypatch: pytest.MonkeyPatch, num_behind: list[int], work: list[dict[str, Any]]
+) -> None:
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        expected = await texts(client, work)
+        assert not num_behind
+        monkeypatch.setattr(verifier.engine, "works_on", True)
+        assert await texts(client, work) == expected
+        assert len(num_behind) > 5
+
+
+async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
+    monkeypatch: pytest.MonkeyPatch, num_behind: list[int]
+) -> None:
+    staying = [RETRIEVED | {"max_tokens": 150, "ignore_eos": True}] * 2
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        expected = await texts(client, staying)
+        monkeypatch.setattr(verifier.engine, "works_on", True)
+        going = asyncio.create_task(texts(client, staying))
+        for number in range(4):
+            leaving = client.generate(PROMPTS[2 + number], ignore_eos=True, **(RETRIEVED | {"max_tokens": 200}))
+            for _ in range(3):
+                await anext(leaving)
+            await leaving.aclose()
+        assert await going == expected
+        assert max(num_behind) >= 1
+
+
+async def test_a_forward_of_others_is_no_overhead_of_a_round(
+    monkeypatch: pytest.MonkeyPatch, num_behind: list[int]
+) -> None:
+    told: list[tuple[int, int, float]] = []
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        timings = verifier.engine._timings
+        monkeypatch.setattr(verifier.engine, "works_on", True)
+        monkeypatch.setattr(timings, "set_others", lambda *told_now: told.append(told_now))
+        await texts(client, [RETRIEVED] * 2)
+    assert sum(num_others > 0 for _, num_others, _ in told) == len(num_behind)
+    rows = [num_rows for num_rows, _, _ in told]
+    assert all(num_others in {0, before} for before, (_, num_others, _) in zip(rows, told[1:], strict=False))

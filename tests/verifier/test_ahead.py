@@ -23,6 +23,7 @@ WORK: list[dict[str, Any]] = [
     {"max_tokens": 50, "top_p": 0.8},
     {"max_tokens": 30, "repetition_penalty": 1.3},
     {"max_tokens": 60, "logprobs": 2},
+    {"max_tokens": 20, "logprobs": 0, "logprobs_mode": "processed_logprobs"},
     {"max_tokens": 60, "method": "retrieval", "temperature": 0.0},
     {"max_tokens": 120},
     {"max_tokens": 25, "structured_outputs": {"regex": "[a-c]{8,20}"}},
@@ -47,19 +48,25 @@ def num_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return counts
 
 
-async def texts(client: Client, work: list[dict[str, Any]]) -> list[tuple[list[int], str]]:
-    async def complete(number: int, asked: dict[str, Any]) -> tuple[list[int], str]:
+REPORTED = [{"max_tokens": 40 + number, "logprobs": number % 4} for number in range(6)] + [{"max_tokens": 60}]
+RAW_LOGITS = {"max_tokens": 50, "logprobs": 1, "logprobs_mode": "raw_logits"}
+Said = tuple[list[int], str, object]
+"""Token ids, text and log-probabilities."""
+
+
+async def texts(client: Client, work: list[dict[str, Any]]) -> list[Said]:
+    async def complete(number: int, asked: dict[str, Any]) -> Said:
         options = {"method": "off", "seed": number, "temperature": 0.8} | asked
         done = await client.complete(PROMPTS[number % len(PROMPTS)], **options)
-        return list(done.token_ids), done.text
+        return list(done.token_ids), done.text, done.logprobs
 
     return list(await asyncio.gather(*(complete(number, asked) for number, asked in enumerate(work))))
 
 
 @pytest.mark.parametrize(
     "work",
-    [WORK, [WORK[2]] * 6, [WORK[3]] * 6, [WORK[8]] * 9, [WORK[10]], [WORK[10]] * 5],
-    ids=["all kinds", "stop tokens", "stop strings", "a crowded pool", "auto", "auto in company"],
+    [WORK, [WORK[2]] * 6, [WORK[3]] * 6, [WORK[9]] * 9, [WORK[11]], [WORK[11]] * 5, [*REPORTED, RAW_LOGITS]],
+    ids=["all kinds", "stop tokens", "stop strings", "a crowded pool", "auto", "auto in company", "log-probabilities"],
 )
 async def test_texts_are_those_of_an_engine_that_waits(
     monkeypatch: pytest.MonkeyPatch, num_ahead: list[int], work: list[dict[str, Any]]
@@ -84,7 +91,7 @@ async def test_rows_that_the_host_draws_for_change_no_text(
         on_device = [-1 if row in left else token_id for row, token_id in enumerate(token_ids)]
         return DrawnTokens(torch.tensor(on_device), lambda rows: [token_ids[row] for row in rows])
 
-    work = [WORK[number] for number in (1, 2, 4, 8, 8)]
+    work = [WORK[number] for number in (1, 2, 4, 6, 9)]
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         expected = await texts(client, work)
         monkeypatch.setattr(verifier.engine, "works_on", True)
@@ -98,9 +105,9 @@ async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
     monkeypatch: pytest.MonkeyPatch, num_ahead: list[int]
 ) -> None:
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
-        (expected,) = await texts(client, WORK[8:9])
+        (expected,) = await texts(client, WORK[9:10])
         monkeypatch.setattr(verifier.engine, "works_on", True)
-        going = asyncio.create_task(texts(client, WORK[8:9]))
+        going = asyncio.create_task(texts(client, WORK[9:10]))
         for number in range(4):
             leaving = client.generate(PROMPTS[1 + number], max_tokens=200, ignore_eos=True, method="off")
             for _ in range(3):

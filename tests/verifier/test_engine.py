@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from outrider.core.auto.strategies import PLAIN, Strategy
-from outrider.core.costs import ForwardTimes
+from outrider.core.costs import HOLD_SHARE, ForwardTimes
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
-from outrider.core.reports import ReportParams
+from outrider.core.reports import LogprobsMode, ReportParams
 from outrider.core.session import SessionSpec
 from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft
@@ -22,7 +22,7 @@ from outrider.models.cuda.rows import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.ratio import PendingRounds
 from outrider.models.timing import HostStopwatch
-from outrider.verifier.engine import HOLD_SHARE, Engine
+from outrider.verifier.engine import Engine
 from outrider.verifier.listener import PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.reports import SessionReports
@@ -572,7 +572,7 @@ def test_who_is_paused_while_its_next_row_is_computed_has_no_row_behind_it(
 
 @pytest.mark.parametrize(
     "kind",
-    ["drafting", "retrieving", "penalised", "reading", "reported", "reported and over", "prompt", "no room"],
+    ["drafting", "retrieving", "penalised", "reading", "processed", "processed and over", "prompt", "no room"],
 )
 def test_a_forward_is_asked_for_ahead_only_if_it_is_known_to_be_the_next_one(
     engine: Engine, device: Asynchronous, late: list[str], kind: str
@@ -592,9 +592,9 @@ def test_a_forward_is_asked_for_ahead_only_if_it_is_known_to_be_the_next_one(
         other = add_session(engine, method, 3, 2, PENALISED if kind == "penalised" else GREEDY)
         work.append(other)
         device.logits = torch.zeros(2, 1000)
-        if kind.startswith("reported"):
+        if kind.startswith("processed"):
             max_tokens = 1 if "over" in kind else 9
-            report = ReportParams(logprobs=1)
+            report = ReportParams(logprobs=1, logprobs_mode=LogprobsMode.PROCESSED_LOGPROBS)
             other.session.spec = replace(other.session.spec, report=report, max_tokens=max_tokens)
         elif kind == "prompt":
             # Its next row would be taken for the prompt's again.

@@ -248,7 +248,9 @@ def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Co
     """Step an engine by hand whose verdicts go nowhere."""
     model = stub_model("demo/target", device)
     loop = SimpleNamespace(call_soon_threadsafe=lambda *_: None)
-    engine = Engine(model, cast(Any, loop), forward_times=ForwardTimes(_times_of(device)), max_num_sessions=MAX_NUM_SESSIONS)
+    engine = Engine(
+        model, cast(Any, loop), forward_times=ForwardTimes(_times_of(device)), max_num_sessions=MAX_NUM_SESSIONS
+    )
     engine.stop()  # its thread
     _use(engine, device)
     freeze_gc()

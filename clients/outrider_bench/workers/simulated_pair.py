@@ -38,9 +38,9 @@ from outrider.models.ratio import candidates, emitted
 from outrider.models.runner import KVCache, Segment
 from outrider.models.sampling import Sampler, most_probable
 from outrider.speculator.session import DraftSession, DraftSessionSpec
-from outrider.verifier.engine import ready_sessions, round_of, wanted_temperatures
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
+from outrider.verifier.shared_forward import ready_sessions, round_of, wanted_temperatures
 from outrider.verifier.timings import Activity, EngineTimings
 from outrider_bench.costs import Costs
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor
 from outrider.core.reports import LogprobsMode, ReportParams, TokenLogprobs
 from outrider.core.session import Verdict
 from outrider.models.adjustments import adjusted
+from outrider.models.host_copy import HostCopy
 from outrider.models.ratio import Round
-from outrider.models.sampling import leading_values, tempered_and_filtered
+from outrider.models.sampling import DrawnTokens, leading_values, tempered_and_filtered
 
 
-@torch.inference_mode()
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int, mode: LogprobsMode) -> list[TokenLogprobs]:
     """Returns the log-probability of a token in each row, and those of the most probable ones.
 
@@ -27,21 +28,66 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int, mode:
     """
     if not token_ids:
         return []
+    return _begin(logits, torch.tensor(token_ids, device=logits.device), num_top, mode)()
+
+
+@torch.inference_mode()
+def _begin(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) -> Callable[[], list[TokenLogprobs]]:
+    """Tells a device to find what `token_logprobs` returns, for whole numbers [rows]; returns what waits for it."""
     values = logits.log_softmax(-1) if mode.is_normalised else logits
-    own = values.gather(-1, torch.tensor([[token_id] for token_id in token_ids], device=values.device))
+    own = values.gather(-1, token_ids[:, None].long())
     ranks = (values > own).sum(-1) + 1
-    top: list[tuple[tuple[int, float], ...]] = [()] * len(token_ids)
+    found = [own.squeeze(-1), ranks]
     if num_top:
-        top_values, top_ids = leading_values(values, min(num_top, values.shape[-1]))
+        found += leading_values(values, min(num_top, values.shape[-1]))
+    copies = [HostCopy(each) for each in found]
+
+    def wait() -> list[TokenLogprobs]:
+        own, ranks, *leading = (copy.wait().tolist() for copy in copies)
+        # Equals come by their ids, which `topk` does not promise.
         top = [
-            # Equals come by their ids, which `topk` does not promise.
             tuple(sorted(zip(ids, of_row, strict=True), key=lambda pair: (-pair[1], pair[0])))
-            for ids, of_row in zip(top_ids.tolist(), top_values.tolist(), strict=True)
+            for of_row, ids in zip(*leading, strict=True)
         ]
-    return [
-        TokenLogprobs(value, rank, of_row)
-        for (value,), rank, of_row in zip(own.tolist(), ranks.tolist(), top, strict=True)
+        return [TokenLogprobs(*each) for each in zip(own, ranks, top or [()] * len(own), strict=True)]
+
+    return wait
+
+
+def begin_drawn_logprobs(
+    logits: Tensor, drawn: DrawnTokens, reports: Sequence[ReportParams]
+) -> Callable[[], list[TokenLogprobs | None]]:
+    """Tells a device to find the log-probabilities of tokens that it draws itself, and does not wait for it.
+
+    Args:
+        logits: float32 [rows, vocab], as the model has them.
+        drawn: One token for each row.
+        reports: What is asked for, for each row.
+
+    Returns:
+        What waits for them, behind `drawn.wait`: for each row its token's. None where nobody asks, where the processed
+        ones are asked for, and where the host had to draw: those are to be found by `round_logprobs`.
+    """
+    asking: dict[LogprobsMode, list[int]] = {}
+    for row, report in enumerate(reports):
+        if report.logprobs is not None and not report.logprobs_mode.is_processed:
+            asking.setdefault(report.logprobs_mode, []).append(row)
+    # Of all rows: which ones they are would have to be brought to the device first.
+    token_ids = drawn.on_device.clamp_min(0)
+    waits = [
+        (rows, _begin(logits, token_ids, max(reports[row].logprobs or 0 for row in rows), mode))
+        for mode, rows in asking.items()
     ]
+
+    def wait() -> list[TokenLogprobs | None]:
+        found: list[TokenLogprobs | None] = [None] * len(reports)
+        for rows, wait_for_mode in waits:
+            of_rows = wait_for_mode()
+            for row in set(rows).difference(drawn.unsettled):
+                found[row] = replace(of_rows[row], top=of_rows[row].top[: reports[row].logprobs])
+        return found
+
+    return wait
 
 
 def round_logprobs(logits: Tensor, round_: Round, verdict: Verdict, report: ReportParams) -> tuple[TokenLogprobs, ...]:

@@ -14,26 +14,34 @@ from functools import partial
 from typing import NamedTuple
 
 from outrider.core.blocks import OutOfBlocks
-from outrider.core.costs import HOLD_SHARE, Contexts, ForwardTimes
+from outrider.core.costs import Contexts, ForwardTimes
+from outrider.core.reports import TokenLogprobs
 from outrider.core.retrieval.ngrams import Follower
-from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
-from outrider.models.logprobs import round_logprobs, without_prompts
+from outrider.models.logprobs import round_logprobs
 from outrider.models.packing import Segment
 from outrider.models.prefill import PrefillTurns
 from outrider.models.ratio import PendingRounds, Round, begin_rounds, draws_of
 from outrider.models.residency import Residency
-from outrider.models.sampling import DrawnTokens, Logits, Sampler, begin_most_probable
+from outrider.models.sampling import DrawnTokens, Logits, Sampler
 from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, Timing, stopwatch_for
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.micro_batches import MicroBatches
 from outrider.verifier.session import VerifySession
+from outrider.verifier.shared_forward import (
+    begin_logprobs,
+    begin_next_tokens,
+    is_decoding,
+    ready_sessions,
+    round_of,
+    tell_of_prompts,
+)
 from outrider.verifier.timings import Activity, EngineTimings
 
 _Delivery = tuple[GenerationListener, Verdict, Statistics, PeerRequests]
@@ -68,6 +76,9 @@ class _Forward(NamedTuple):
     next_tokens: Callable[[], Sequence[list[Follower]]]
     """Waits for the most probable next tokens of every row: none for rows of whose sessions nobody wants them, an empty
     list if none does."""
+    logprobs: Callable[[], Sequence[TokenLogprobs | None]]
+    """Waits for the log-probabilities of draws: for each round its token's, None where they are found behind the
+    verdict. Empty if they all are."""
     times: _Times
     goes_on: bool = False
     """True if its rows go on from the draws of the forward before."""
@@ -289,9 +300,10 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         logits = self._runner.forward(segments, draws=None if known.is_greedy else known, drawn=on_device)
         timing.stop()
         asked = time.perf_counter()
-        logits = _without_prompts(logits, work, segments)
+        logits = tell_of_prompts(logits, work, segments)
         draws = begin_rounds(self.sampler, logits, rounds, known)
-        next_tokens = _begin_next_tokens(logits, drawing)
+        next_tokens = begin_next_tokens(logits, drawing)
+        logprobs = begin_logprobs(logits, drawing, rounds, draws.drawn) if self.works_on else tuple
         if self._idle_since is not None:
             self.counts.gaps.add(asked - self._idle_since)
             self._idle_since = None
@@ -299,7 +311,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._deliver()
         times = _Times(timing, started, timed, asked)
         goes_on = drawn is not None
-        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, times, goes_on)
+        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, logprobs, times, goes_on)
 
     def _finish(self, forward: _Forward) -> None:
         """Asks for the next forward if it is known, waits for this one, and makes the verdicts."""
@@ -310,6 +322,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._micro_batches.begin_host_time(known_at, forward.drawing)
         going_on = self._going_on(forward)
         next_tokens = forward.next_tokens()
+        logprobs = forward.logprobs() or [None] * len(forward.drawing)
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
         forward_ms = forward.times.timing.elapsed_ms() if forward.drawing else 0.0
@@ -321,12 +334,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
-        is_decoding = _is_decoding(forward.work, forward.segments)
-        num_rows = self._measure(forward, forward_ms, is_decoding=is_decoding)
+        is_typical = is_decoding(forward.work, forward.segments)
+        num_rows = self._measure(forward, forward_ms, is_typical=is_typical)
         self._timings.set_others(num_rows, forward.num_rows_of_others, forward_ms)
         started = forward.times.started
         first_row, is_urgent = 0, not self.works_on or self._ahead is not None
-        for session, round_, token_ids in zip(forward.drawing, forward.rounds, draws, strict=True):
+        for session, round_, token_ids, known in zip(forward.drawing, forward.rounds, draws, logprobs, strict=True):
             rows = slice(first_row, first_row + len(round_.output_indices))
             first_row = rows.stop
             if session in forward.void or not self.residency.has(session):
@@ -338,12 +351,10 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             verdict = session.apply(
                 token_ids, forward_ms, started, now, next_tokens[rows], num_rows, is_ahead=session in going_on
             )
-            report = session.session.spec.report
-            if report.logprobs is not None:
-                logprobs = round_logprobs(forward.logits[rows], round_, verdict, report)
-                verdict = verdict._replace(logprobs=logprobs)
+            if session.session.spec.report.logprobs is not None:
+                verdict = verdict._replace(logprobs=_logprobs(session, forward.logits[rows], round_, verdict, known))
             is_urgent = self._take_verdict(session, verdict) or is_urgent
-        self._end_step(forward.drawing, now, is_typical=is_decoding)
+        self._end_step(forward.drawing, now, is_typical=is_typical)
         if is_urgent:
             self._deliver()
 
@@ -381,8 +392,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             # What came since this round was asked for may have changed its strategy.
             if not (generation.is_as_drawn and session.choice.goes_on_plain):
                 return None
-            # What is read of these logits would be waited for behind the next ones.
-            if generation.spec.report.logprobs is not None or session.num_prompt_rows:
+            # What is read of these logits behind the verdict would be waited for behind the next ones.
+            report = generation.spec.report
+            if session.num_prompt_rows or (report.logprobs is not None and report.logprobs_mode.is_processed):
                 return None
             if generation.num_wanted <= 1:
                 continue
@@ -501,97 +513,27 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return False
         return True
 
-    def _measure(self, forward: _Forward, forward_ms: float, *, is_decoding: bool) -> int:
-        """Counts a forward and its time; returns its rows."""
+    def _measure(self, forward: _Forward, forward_ms: float, *, is_typical: bool) -> int:
+        """Counts a forward and its time, and learns from it if that is typical; returns its rows."""
         num_rows = sum(len(segment.token_ids) for segment in forward.segments)
         if forward.drawing:
             self.counts.add_forward(forward_ms, num_rows)
         # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
         if any(session.choice.is_probing for session in self.sessions.values()):
             return num_rows
-        if is_decoding:
+        if is_typical:
             self._timings.forward_ms.add(forward_ms)
             self._timings.forward_times.observe(num_rows, forward_ms, forward.contexts)
         return num_rows
 
 
-def _is_decoding(work: Sequence[VerifySession], segments: Sequence[Segment]) -> bool:
-    """Returns False for a forward with a piece of a prompt in it, the last one too: it says nothing of those that only
-    decode."""
-    # Rows without logits are those of prompts.
-    is_reading = any(session.num_prompt_rows for session in work)
-    return not is_reading and all(len(segment.token_ids) == segment.num_logits for segment in segments)
-
-
-def _without_prompts(logits: Logits, work: Sequence[VerifySession], segments: Sequence[Segment]) -> Logits:
-    """Tells sessions what the forward says of their prompts, where they ask for it; returns the logits of all other
-    rows."""
-    if not any(session.num_prompt_rows for session in work):
-        return logits
-    counts = [(segment.num_logits, session.num_prompt_rows) for session, segment in zip(work, segments, strict=True)]
-    others, of_prompts = without_prompts(logits, counts)
-    for session, segment, rows in zip(work, segments, of_prompts, strict=True):
-        if session.num_prompt_rows:
-            # The rows are in the cache by now.
-            session.reports.add_prompt(rows, segment.cache.length - len(segment.token_ids))
-    return others
-
-
-def ready_sessions(
-    sessions: Iterable[VerifySession], now: float, forward_ms: float
-) -> tuple[list[VerifySession], float | None]:
-    """Returns the sessions whose round begins now.
-
-    Args:
-        sessions: Those that may take part.
-        now: The time, in seconds, as `VerifySession` is told it.
-        forward_ms: Time of a forward, in milliseconds: rounds that are ready are held for the others for a share of it;
-            where all of them take turns with the draft model, until its drafts are there.
-
-    Returns:
-        The sessions, and None; or no session, and how many seconds others are worth waiting for.
-    """
-    ready: list[VerifySession] = []
-    waiting: list[VerifySession] = []
-    for session in sessions:
-        (ready if session.is_ready(now) else waiting).append(session)
-    if not waiting:
-        return ready, None
-    until = min(session.deadline for session in waiting)
-    # Those that take turns with the draft model begin together: a forward of some would slow the others' drafts down.
-    if ready and not all(session.takes_turns for session in (*ready, *waiting)):
-        held_since = min(session.ready_since or now for session in ready)
-        until = min(until, held_since + HOLD_SHARE * forward_ms / 1e3)
-        if until <= now:
-            return ready, None
-    return [], max(0.0, until - now)
-
-
-def _begin_next_tokens(logits: Logits, drawing: Sequence[VerifySession]) -> Callable[[], Sequence[list[Follower]]]:
-    """Tells the device to find what `_Forward.next_tokens` returns."""
-    if not any(session.wants_next_tokens for session in drawing):
-        return tuple
-    wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
-    return begin_most_probable(logits, wanted, NUM_NEXT)
-
-
-def wanted_temperatures(session: VerifySession) -> list[float | None]:
-    """Returns for each row of a session the temperature at which its most probable tokens are wanted; None where they
-    are not."""
-    temperature = session.session.spec.sampling.temperature
-    return [temperature if session.wants_next_tokens else None] * (1 + len(session.nodes))
-
-
-def round_of(session: VerifySession) -> Round:
-    """Describes the rows of a session for the sampler: the noise of each is keyed by its output index."""
-    generation = session.session
-    first = generation.num_output_tokens
-    # Minus the length of the prompt: what follows position p has the output index p + 1 + offset.
-    offset = first - len(generation.committed)
-    indices = [first, *[node.position + 1 + offset for node in session.nodes]]
-    chain = session.nodes if generation.decides_by_ratio else None
-    sampling, structured = generation.spec.sampling, generation.structured
-    return Round(sampling, indices, chain, session.adjustments(), session.nodes, structured)
+def _logprobs(
+    session: VerifySession, logits: Logits, round_: Round, verdict: Verdict, known: TokenLogprobs | None
+) -> tuple[TokenLogprobs, ...]:
+    """Returns the log-probabilities of what a round commits; those of its only draw may be known."""
+    if known is not None:
+        return (known,)[: len(verdict.token_ids)]
+    return round_logprobs(logits, round_, verdict, session.session.spec.report)
 
 
 def _tell(verdicts: Iterable[_Delivery]) -> None:

@@ -5,22 +5,13 @@ from __future__ import annotations
 import pytest
 
 from outrider.core.costs import ForwardTimes
-from outrider.verifier.timings import FIRST_OVERHEAD_MS, Activity, EngineTimings, MeansByLoad
+from outrider.verifier.timings import FIRST_OVERHEAD_MS, Activity, EngineTimings
 
 
 def timings_of(num_sessions: int) -> EngineTimings:
     timings = EngineTimings(ForwardTimes({1: 5.0, 201: 7.0}))
     timings.set_sessions([Activity.DRAFTING] * num_sessions)
     return timings
-
-
-def test_a_mean_is_that_of_the_nearest_load_that_is_known() -> None:
-    means = MeansByLoad(0.5)
-    assert means.of(4) is None
-    means.add(3.0, 1)
-    means.add(8.0, 32)
-    means.add(4.0, 32)
-    assert [means.of(num_sessions) for num_sessions in (1, 2, 4, 16, 32, 64)] == [3.0, 3.0, 3.0, 6.0, 6.0, 6.0]
 
 
 def test_until_an_activity_is_known_it_costs_what_a_lesser_one_does() -> None:

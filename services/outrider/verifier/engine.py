@@ -338,7 +338,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         num_rows = self._measure(forward, forward_ms, is_typical=is_typical)
         self._timings.set_others(num_rows, forward.num_rows_of_others, forward_ms)
         started = forward.times.started
-        first_row, is_urgent = 0, not self.works_on or self._ahead is not None
+        # With nothing to do before the next verdicts there is time for it. Before the other half is asked for, is none.
+        first_row, is_urgent = 0, not self.works_on or (self._ahead is not None and self._ahead.goes_on)
         for session, round_, token_ids, known in zip(forward.drawing, forward.rounds, draws, logprobs, strict=True):
             rows = slice(first_row, first_row + len(round_.output_indices))
             first_row = rows.stop

@@ -7,18 +7,46 @@ weights; they are faster where that costs less than what the host does.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import NamedTuple
 
+from outrider.core.auto.group import load_class_of
 from outrider.core.costs import Contexts, ForwardTimes
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import MeansByLoad
 
 MARGIN = 1.1
 """Ratio of the times without and with micro-batches from which on there are some: the times are only expected."""
 
-LEARNING_RATE = 0.2
-"""Weight of one round in the running mean of the host's time: the first rounds behind a prompt are no guide."""
+NUM_TIMES = 9
+"""Latest times of the host that count for a number of sessions. Their median does: some rounds have more to do."""
+MIN_TIMES = 5
+"""Times that are needed for that."""
+MAX_AGE = 300
+"""Rounds after which a time of the host is forgotten: what it has to do changes with the texts."""
+
+
+class HostTimes:
+    """Holds how long the host works between two forwards, by the number of sessions: what is done once for all of them
+    makes it shorter for each of many."""
+
+    def __init__(self) -> None:
+        self._num_rounds = 0
+        self._latest: dict[int, deque[tuple[int, float]]] = {}
+        """Rounds by the class of the load: the number of each, and milliseconds for each session."""
+
+    def add(self, time_ms: float, num_sessions: int) -> None:
+        """Takes in a round of so many sessions."""
+        self._num_rounds += 1
+        latest = self._latest.setdefault(load_class_of(num_sessions), deque(maxlen=NUM_TIMES))
+        latest.append((self._num_rounds, time_ms / num_sessions))
+
+    def of(self, num_sessions: int) -> float | None:
+        """Returns the usual time in milliseconds; None if there are not enough rounds of about as many sessions."""
+        latest = self._latest.get(load_class_of(num_sessions), ())
+        times_ms = [time_ms for number, time_ms in latest if number > self._num_rounds - MAX_AGE]
+        return num_sessions * median(times_ms) if len(times_ms) >= MIN_TIMES else None
 
 
 class Load(NamedTuple):
@@ -53,8 +81,8 @@ class MicroBatches:
             forward_times: Times of a forward by its rows.
         """
         self._forward_times = forward_times
-        self._host_ms = MeansByLoad(LEARNING_RATE)
-        """Time of the host for one session, from the draws of a round with drafts to the forward of the next one."""
+        self._host_times = HostTimes()
+        """Times from the draws of rounds with drafts to the next forward of their sessions."""
         self._busy_since: tuple[float, int] | None = None
         """Time since which the host works for some sessions, and how many they are. None means that it does not."""
 
@@ -67,17 +95,12 @@ class MicroBatches:
         """Learns from the time until now, where a device was asked for the next forward."""
         if self._busy_since is not None:
             since, num_sessions = self._busy_since
-            self._host_ms.add(1e3 * (now - since) / num_sessions, num_sessions)
+            self._host_times.add(1e3 * (now - since), num_sessions)
             self._busy_since = None
 
     def forget_host_time(self) -> None:
         """Takes in that the host waits for somebody."""
         self._busy_since = None
-
-    def _host_ms_of(self, load: Load) -> float:
-        """Returns how long the host works between two rounds of a forward."""
-        num_sessions = load.contexts.num_sessions
-        return num_sessions * (self._host_ms.of(num_sessions) or 0.0)
 
     def first_of(self, ready: Sequence[VerifySession], max_num_nodes: int) -> Sequence[VerifySession]:
         """Returns the sessions that a device is asked for first, of all that are ready: a half of them, or all.
@@ -105,9 +128,15 @@ class MicroBatches:
         """Returns True if two forwards, during each of which the host works for the sessions of the other, take less
         time than one forward of all and then the host."""
         times, both = self._forward_times, first.and_of(second)
-        of_first, of_second = self._host_ms_of(first), self._host_ms_of(second)
-        # Together they take the host no longer than one by one: what was slow once, and is not tried again, counts not.
-        together_ms = times.of(*both) + min(self._host_ms_of(both), of_first + of_second)
+        num_sessions = both.contexts.num_sessions
+        host_ms = self._host_times.of(num_sessions)
+        if host_ms is None:
+            return False  # together for a few rounds: then it is known
+        of_first, of_second = (
+            self._host_times.of(load.contexts.num_sessions) or host_ms * load.contexts.num_sessions / num_sessions
+            for load in (first, second)
+        )
+        together_ms = times.of(*both) + host_ms
         apart_ms = max(times.of(*first), of_second) + max(times.of(*second), of_first)
         return together_ms > MARGIN * apart_ms
 

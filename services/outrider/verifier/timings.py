@@ -139,47 +139,26 @@ class EngineTimings:
         return self.forward_times.of(max(1, self.num_sessions)) + self.overhead_ms(Activity.NONE)
 
 
-class MeansByLoad:
-    """Holds running means of a time by the number of sessions."""
-
-    def __init__(self, learning_rate: float) -> None:
-        """`learning_rate` is the weight of one time in its mean."""
-        self._learning_rate = learning_rate
-        self._means: dict[int, RunningMean] = {}
-        """By the class of the number."""
-
-    def add(self, value: float, num_sessions: int) -> None:
-        """Takes a value in."""
-        load_class = load_class_of(num_sessions)
-        mean = self._means.get(load_class)
-        if mean is None:
-            mean = self._means[load_class] = RunningMean(self._learning_rate)
-        mean.add(value)
-
-    def of(self, num_sessions: int) -> float | None:
-        """Returns the mean at the nearest number of sessions that has any; None if nothing is known."""
-        if not self._means:
-            return None
-        load_class = load_class_of(num_sessions)
-        nearest = min(self._means, key=lambda each: (abs(each - load_class), each))
-        return self._means[nearest].value
-
-
 class Overheads:
     """Holds the running means of what a round takes beside its forward: by the number of sessions, and by the most that
     any of them does meanwhile."""
 
     def __init__(self) -> None:
-        self._means = [MeansByLoad(LEARNING_RATE) for _ in Activity]
-        """By the activity."""
+        # By the activity, and then by the class of the number of sessions.
+        self._means: list[dict[int, RunningMean]] = [{} for _ in Activity]
 
     def add(self, overhead_ms: float, num_sessions: int, activity: Activity) -> None:
         """Adds a round."""
-        self._means[activity].add(overhead_ms, num_sessions)
+        means, load_class = self._means[activity], load_class_of(num_sessions)
+        mean = means.get(load_class)
+        if mean is None:
+            mean = means[load_class] = RunningMean(LEARNING_RATE)
+        mean.add(overhead_ms)
 
     def of(self, num_sessions: int, activity: Activity) -> float:
         """Returns the usual one in milliseconds, by what is known of the nearest number of sessions."""
-        for known in self._means[activity::-1]:
-            if (overhead_ms := known.of(num_sessions)) is not None:
-                return overhead_ms
-        return FIRST_OVERHEAD_MS
+        means, load_class = self._means[activity], load_class_of(num_sessions)
+        if means:
+            nearest = load_class if load_class in means else min(means, key=lambda each: (abs(each - load_class), each))
+            return means[nearest].get(FIRST_OVERHEAD_MS)
+        return self.of(num_sessions, Activity(activity - 1)) if activity else FIRST_OVERHEAD_MS

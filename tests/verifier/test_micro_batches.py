@@ -80,7 +80,7 @@ def test_all_begin_again_when_it_is_long_ago_that_they_did() -> None:
     assert num_first(micro_batches, [session_with()] * 24) == 12
     add_rounds(micro_batches, 10.0, 12, 1)
     assert num_first(micro_batches, [session_with()] * 24) == 24
-    add_rounds(micro_batches, 20.0, 24, 1)
+    add_rounds(micro_batches, 20.0, 24)
     assert num_first(micro_batches, [session_with()] * 24) == 12
 
 

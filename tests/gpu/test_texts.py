@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from outrider.models.loading import LoadedModel, load_model
+from outrider.verifier.micro_batches import MicroBatches
 from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
 from tests.support.services import running_speculator, running_verifier
@@ -47,9 +48,12 @@ async def test_every_method_says_what_off_says_alone_and_beside_others(
             assert dict(zip(prompts, texts, strict=True)) == alone, variant
 
 
+@pytest.mark.parametrize("method", ["off", "retrieval"])
 async def test_a_text_is_that_of_an_engine_that_asks_for_nothing_ahead(
-    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
+    # Without drafts all are asked for ahead, and with retrieved ones a half behind the other one.
+    monkeypatch.setattr(MicroBatches, "_pays", lambda *_: True)
     if not target.exactness.is_exact:
         pytest.skip(f"rows are not exact here: {target.exactness.reason}")
     prompts = [prompt.text for prompt in default_prompts()[:6]]
@@ -58,8 +62,9 @@ async def test_a_text_is_that_of_an_engine_that_asks_for_nothing_ahead(
         async def text_of(number: int) -> tuple[int, ...]:
             # Some end by a token of their text, and so with a row in vain; the others go on.
             stops = {"stop_token_ids": [13, 199]} if number % 2 else {"ignore_eos": True}
-            options = {"temperature": 0.4 * (number % 3), "max_tokens": 60 + 20 * number, "method": "off"}
-            return (await client.complete(prompts[number], seed=number, **options, **stops)).token_ids
+            options = {"temperature": 0.4 * (number % 3), "max_tokens": 60 + 20 * number, "method": method}
+            reports = {"logprobs": 2} if method == "off" and number == 4 else {}
+            return (await client.complete(prompts[number], seed=number, **options, **stops, **reports)).token_ids
 
         together = await asyncio.gather(*map(text_of, range(len(prompts))))
         assert verifier.engine.works_on

@@ -425,15 +425,16 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         started = time.perf_counter()
         ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0))
         max_num_nodes = self._max_num_nodes(len(running) + len(others))
-        if len(ready) == len(others) and self._micro_batches.go_on(forward.work, ready, max_num_nodes):
-            # Nobody loses room here: that of those whose forward is running is written to.
-            work, segments = self._segments(ready, max_num_nodes, may_preempt=False)
-            if len(work) == len(ready):
-                ahead = self._ask_planned(work, segments, started)
-                return ahead._replace(num_rows_of_others=sum(len(segment.token_ids) for segment in forward.segments))
-        for session in ready:
-            session.ready_since = None  # nothing has begun that they are held back from
-        return None
+        if len(ready) < len(others) or not self._micro_batches.go_on(forward.work, ready, max_num_nodes):
+            for session in ready:
+                session.ready_since = None  # nothing has begun that they are held back from
+            return None
+        # Who loses room to them, though its forward is running, gets no verdict, and reads its text again.
+        work, segments = self._segments(ready, max_num_nodes)
+        if not segments:
+            return None
+        ahead = self._ask_planned(work, segments, started)
+        return ahead._replace(num_rows_of_others=sum(len(segment.token_ids) for segment in forward.segments))
 
     def _going_on(self, forward: _Forward) -> Collection[VerifySession]:
         """Returns the sessions of a forward whose rows are in the next one, which the device has been asked for."""
@@ -462,15 +463,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         shares = [session.choice.take_share() for session in sessions]
         self._timings.end_step(shares, now, is_typical=is_typical)
 
-    def _segments(
-        self, work: Sequence[VerifySession], max_num_nodes: int, *, may_preempt: bool = True
-    ) -> tuple[list[VerifySession], list[Segment]]:
+    def _segments(self, work: Sequence[VerifySession], max_num_nodes: int) -> tuple[list[VerifySession], list[Segment]]:
         """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts.
 
         Args:
             work: The sessions, the oldest first.
             max_num_nodes: Most nodes of each.
-            may_preempt: False if no session may lose its room to an older one.
 
         Returns:
             Those that have rows in it, and their rows.
@@ -482,8 +480,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         for session in work:
             if session not in missing or session in prefill_rows:
                 try:
-                    max_prefill_rows = prefill_rows.get(session, 0)
-                    segment = self._segment(session, max_prefill_rows, max_num_nodes, may_preempt=may_preempt)
+                    segment = self._segment(session, prefill_rows.get(session, 0), max_num_nodes)
                 except Exception:
                     self.lose(session.session.spec.session_id)
                     continue
@@ -492,20 +489,15 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                     segments.append(segment)
         return chosen, segments
 
-    def _segment(
-        self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int, *, may_preempt: bool
-    ) -> Segment | None:
-        """Makes a session's rows and room for them; None if there is none."""
+    def _segment(self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int) -> Segment | None:
+        """Makes a session's rows and room for them; None if it has lost its room."""
         if not self.residency.has(session):
             return None  # an older one has needed it, in this step
         segment = session.segment(max_prefill_rows, max_num_nodes)
         if session.nodes and not self._has_free_room(segment):
             # Drafts are the first that go: they cost nobody anything but the tokens that they would have brought.
             segment = session.segment(max_prefill_rows, 0)
-        has_room = (
-            self.residency.reserve(session, len(segment.token_ids)) if may_preempt else self._has_free_room(segment)
-        )
-        return segment if has_room else None
+        return segment if self.residency.reserve(session, len(segment.token_ids)) else None
 
     def _has_free_room(self, segment: Segment) -> bool:
         try:

@@ -48,7 +48,8 @@ def num_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return counts
 
 
-REPORTED = [{"max_tokens": 40 + number, "logprobs": number % 4} for number in range(6)] + [{"max_tokens": 60}]
+REPORTED = [{"max_tokens": 40 + number, "logprobs": number % 4} for number in range(6)]
+REPORTED += [{"max_tokens": 60}, {"max_tokens": 90, "logprobs": 1, "stop_token_ids": [13, 199]}]
 RAW_LOGITS = {"max_tokens": 50, "logprobs": 1, "logprobs_mode": "raw_logits"}
 Said = tuple[list[int], str, object]
 """Token ids, text and log-probabilities."""

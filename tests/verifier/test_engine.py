@@ -12,75 +12,21 @@ import pytest
 import torch
 
 from outrider.core.auto.strategies import PLAIN, Strategy
-from outrider.core.costs import HOLD_SHARE, ForwardTimes
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.costs import HOLD_SHARE
+from outrider.core.params import Method, SamplingParams, Source
 from outrider.core.reports import LogprobsMode, ReportParams
-from outrider.core.session import SessionSpec
 from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft
 from outrider.models.cuda.rows import RowDraws
-from outrider.models.kv_cache import CacheShape, KVPool
-from outrider.models.ratio import PendingRounds
-from outrider.models.timing import HostStopwatch
 from outrider.verifier.engine import Engine
 from outrider.verifier.listener import PeerRequests
-from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.reports import SessionReports
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
+from tests.support.stepped_engine import GREEDY, OPENED_AT, Asynchronous, TellingLoop, add_session, pool_of
 
 HOLD_S = HOLD_SHARE * 0.01
-OPENED_AT = 100.0
-GREEDY = SamplingParams(temperature=0.0)
 PENALISED = SamplingParams(temperature=0.0, repetition_penalty=1.5)
 """With these the next draw depends on the whole text, so that no round is known before the last one's verdict."""
-
-
-@pytest.fixture
-def engine() -> Engine:
-    """An engine whose thread has ended: the test plans in its place."""
-    shape = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
-    runner = SimpleNamespace(pool=KVPool(shape, 64))
-    loop = SimpleNamespace(call_soon_threadsafe=lambda *call: None)
-    engine = Engine(
-        cast(Any, SimpleNamespace(runner=runner, tokenizer=SimpleNamespace(backend_tokenizer=None))),
-        cast(Any, loop),
-        forward_times=ForwardTimes({1: 10.0}),
-        stopwatch=HostStopwatch(),
-    )
-    engine.stop()
-    return engine
-
-
-def pool_of(engine: Engine) -> KVPool:
-    return cast(Any, engine.residency)._pool  # type: ignore[no-any-return]
-
-
-def add_session(
-    engine: Engine,
-    method: Method,
-    num_prompt_tokens: int,
-    num_cached: int,
-    sampling: SamplingParams = GREEDY,
-    *,
-    shares_gpu: bool = False,
-    **fields: Any,
-) -> VerifySession:
-    name = f"{len(engine.sessions)}"
-    prompt = tuple(range(num_prompt_tokens))
-    speculation = SpeculationParams(method, 8, **fields)
-    spec = SessionSpec(name, prompt, sampling, speculation, vocab_size=1000, max_tokens=1000, shares_gpu=shares_gpu)
-    cache, listener = pool_of(engine).new_cache(), SimpleNamespace(on_admitted=None)
-    timings = EngineTimings(ForwardTimes({1: 10.0}))
-    session = VerifySession(spec, cast(Any, listener), cache, timings, RoundCounts(), tiers=None, now=OPENED_AT)
-    engine.sessions[name] = session
-    engine.residency.add(session)
-    for admitted in engine.residency.admit():
-        admitted.enter(OPENED_AT)
-    if num_cached:
-        cache.reserve(num_cached)
-        cache.append(range(num_cached))
-    return session
 
 
 def test_each_piece_of_a_prompt_is_held_back_for_a_quarter_of_a_forward_and_no_longer(engine: Engine) -> None:
@@ -183,58 +129,6 @@ def test_none_is_held_back_for_drafts_but_among_those_that_take_turns_with_the_d
     assert not waiting.nodes
 
 
-class Asynchronous:
-    """A device that is told of a forward and of its draws at once, and ends both when they are read: runner, stopwatch
-    and sampler."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-        self.happened: list[str] = []
-        self.forward_ms = 10.0
-        self.logits = torch.zeros(0)
-        self.draws: RowDraws | None = None
-        self.unsettled: list[int] = []
-        """Rows of the next forward that is read that the host draws for."""
-        monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
-        monkeypatch.setattr(engine, "stopwatch", self)
-        monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
-        monkeypatch.setattr("outrider.verifier.engine.begin_rounds", self._begin)
-
-    def start(self) -> Asynchronous:
-        self.happened.append("start")
-        return self
-
-    def stop(self) -> None:
-        self.happened.append("stop")
-
-    def elapsed_ms(self) -> float:
-        self.happened.append("elapsed")
-        return self.forward_ms
-
-    def _forward(self, segments: list[Any], draws: RowDraws | None, drawn: object) -> torch.Tensor:
-        self.happened.append("forward")
-        self.draws = draws
-        for segment in segments:
-            first = segment.cache.length
-            segment.cache.append(range(first, first + len(segment.token_ids)))
-        return self.logits
-
-    def _begin(self, sampler: object, logits: object, rounds: list[Any], draws: object) -> PendingRounds:
-        drawn = SimpleNamespace(on_device=self.logits, unsettled=())
-
-        def wait() -> list[list[int]]:
-            self.happened.append("draws")
-            drawn.unsettled, self.unsettled = self.unsettled, []
-            return [[7] * len(each.output_indices) for each in rounds]
-
-        is_known = any(each.adjustments for each in rounds)
-        return PendingRounds(wait, None if is_known else cast(Any, drawn))
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Asynchronous:
-    return Asynchronous(monkeypatch, engine)
-
-
 def test_a_forward_is_timed_when_its_draws_are_there(engine: Engine, device: Asynchronous) -> None:
     session = add_session(engine, Method.OFF, 3, 2)
     device.forward_ms = 250.0
@@ -258,24 +152,6 @@ def test_a_session_that_is_closed_during_a_forward_breaks_no_step(engine: Engine
     engine.step([closed, other])
     assert list(engine.sessions.values()) == [other]
     assert other.session.num_output_tokens == 1
-
-
-class TellingLoop:
-    """An event loop that notes in a device's list when it is told of verdicts, and of how many."""
-
-    def __init__(self, device: Asynchronous) -> None:
-        self._happened = device.happened
-
-    def call_soon_threadsafe(self, action: object, *args: Any) -> None:
-        self._happened.append(f"told of {len(args[0])}")
-
-
-@pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch, engine: Engine, device: Asynchronous) -> list[str]:
-    """What happens on an engine whose device works on by itself."""
-    monkeypatch.setattr(engine, "_loop", TellingLoop(device))
-    monkeypatch.setattr(engine, "works_on", True)
-    return device.happened
 
 
 def test_the_loop_is_told_of_verdicts_while_the_device_is_at_the_next_forward(engine: Engine, late: list[str]) -> None:
@@ -344,24 +220,6 @@ def test_a_device_that_works_on_is_asked_for_the_next_forward_before_it_is_waite
         assert late == [*asked, "draws", "elapsed", "told of 2"]
         assert [session.session.num_output_tokens for session in sessions] == [count] * 2
         assert [session.cache.length - session.num_missing for session in sessions] == [3 + count] * 2
-
-
-@pytest.fixture
-def rows(engine: Engine, device: Asynchronous, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[object, ...]]]:
-    """Rows of each forward of a device that works on: token id, or place of the token that it goes on from, with True
-    for a place; its slot; and how many tokens were put out before the one that is drawn behind it."""
-    monkeypatch.setattr(engine, "works_on", True)
-    found: list[list[tuple[object, ...]]] = []
-    runner = cast(Any, engine)._runner
-    forward = runner.forward
-
-    def watched(segments: list[Any], draws: RowDraws, drawn: object) -> torch.Tensor:
-        tokens = [(*segment.token_ids, drawn is not None, segment.cache.length) for segment in segments]
-        found.append([(*each, index) for each, index in zip(tokens, draws.output_indices, strict=True)])
-        return cast(torch.Tensor, forward(segments, draws, drawn))
-
-    monkeypatch.setattr(runner, "forward", watched)
-    return found
 
 
 SAMPLED = SamplingParams(seed=4)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from outrider.core.costs import AttentionTimes, ForwardTimes
+from outrider.core.params import Method
 from outrider.core.reports import ReportParams
 from outrider.verifier.engine import Engine
 from outrider.verifier.micro_batches import MAX_AGE, MIN_TIMES, MicroBatches
@@ -17,6 +18,7 @@ from outrider.verifier.session import VerifySession
 from outrider_client.client import Client
 from tests.support.crowded_pool import PROMPTS, crowded_model
 from tests.support.services import running_verifier
+from tests.support.stepped_engine import OPENED_AT, Asynchronous, add_session
 
 TIMES = ForwardTimes({1: 5.0, 201: 7.0})
 """A device that takes 5 ms for a forward, and 10 us for each of its rows."""
@@ -164,6 +166,85 @@ def test_all_begin_where_one_reads_a_prompt_waits_for_drafts_or_has_more_read_of
 def test_all_begin_where_nobody_has_drafts() -> None:
     assert num_first(after((20.0, 24)), [session_with(0)] * 24) == 24
     assert num_first(after((20.0, 24)), [session_with(0)] * 23 + [session_with(1)]) == 12
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Sessions of both halves and most nodes of each, whenever they are asked about. They are worth it."""
+    asked: list[tuple[int, int, int]] = []
+
+    def go_on(_self: object, first: list[VerifySession], second: list[VerifySession], max_num_nodes: int) -> bool:
+        asked.append((len(first), len(second), max_num_nodes))
+        return True
+
+    monkeypatch.setattr(MicroBatches, "go_on", go_on)
+    return asked
+
+
+ASKED = ["start", "forward", "stop"]
+READ = ["draws", "elapsed"]
+
+
+def test_a_device_is_asked_for_one_half_while_it_is_at_the_other_before_the_loop_is_told(
+    engine: Engine, late: list[str], shares: list[tuple[int, int, int]]
+) -> None:
+    first, second, third = (add_session(engine, Method.OFF, 3, 2) for _ in range(3))
+    engine.step([first, second, third])
+    assert late == [*ASKED, *ASKED, *READ]
+    late.clear()
+    for half, num_told in (([second, third], 1), ([first], 2), ([second, third], 1)):
+        assert engine.plan(OPENED_AT) == (half, None)
+        engine.step(half)
+        assert late == [*ASKED, f"told of {num_told}", *READ]
+        late.clear()
+    # All of them share the rows of a forward, by default 256.
+    assert shares == [(1, 2, 84), (1, 2, 84), (2, 1, 84), (1, 2, 84), (2, 1, 84)]
+    assert [session.session.num_output_tokens for session in (first, second, third)] == [2, 2, 2]
+
+
+def test_a_processor_that_computes_itself_verifies_all_at_once(
+    engine: Engine, device: Asynchronous, shares: list[tuple[int, int, int]]
+) -> None:
+    engine.step([add_session(engine, Method.OFF, 3, 2) for _ in range(2)])
+    assert device.happened == [*ASKED, *READ]
+    assert not shares
+
+
+def test_a_half_begins_only_if_all_of_it_are_ready_and_holds_nobody_back_otherwise(
+    engine: Engine, late: list[str], shares: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.verifier.engine.time", SimpleNamespace(perf_counter=lambda: OPENED_AT))
+    running, ready = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
+    waiting = add_session(engine, Method.SPECULATIVE, 3, 2)
+    monkeypatch.setattr(MicroBatches, "first_of", lambda _, sessions, __: sessions)
+    engine.step([running])
+    assert late == [*ASKED, *READ]
+    assert not shares
+    assert ready.ready_since is None
+    waiting.is_paused = True
+    engine.step([running])
+    assert shares == [(1, 1, 127)]
+
+
+def test_who_is_ready_for_a_half_that_does_not_pay_holds_nobody_back(
+    engine: Engine, late: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, ready = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
+    engine.step([running])
+    assert late == [*ASKED, *READ]
+    assert ready.ready_since is None
+
+
+def test_while_drafts_are_waited_for_the_host_is_not_at_work(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[bool] = []
+    monkeypatch.setattr(MicroBatches, "forget_host_time", lambda _: forgotten.append(True))
+    plain = add_session(engine, Method.OFF, 3, 2)
+    assert engine.plan(OPENED_AT) == ([plain], None)
+    assert not forgotten
+    waiting = add_session(engine, Method.SPECULATIVE, 3, 2)
+    plain.is_paused = True
+    assert engine.plan(OPENED_AT) == ([], pytest.approx(waiting.deadline - OPENED_AT))
+    assert forgotten
 
 
 @pytest.fixture

@@ -80,8 +80,6 @@ class _Forward(NamedTuple):
     """Waits for the log-probabilities of draws: for each round its token's, None where they are found behind the
     verdict. Empty if they all are."""
     times: _Times
-    goes_on: bool = False
-    """True if its rows go on from the draws of the forward before."""
     num_rows_of_others: int = 0
     """Rows of the forward of other sessions that the device was at when it was asked for this one. 0 if it was not."""
     void: Collection[VerifySession] = ()
@@ -310,8 +308,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._micro_batches.end_host_time(asked)
         self._deliver()
         times = _Times(timing, started, timed, asked)
-        goes_on = drawn is not None
-        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, logprobs, times, goes_on)
+        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, logprobs, times)
 
     def _finish(self, forward: _Forward) -> None:
         """Asks for the next forward if it is known, waits for this one, and makes the verdicts."""
@@ -338,8 +335,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         num_rows = self._measure(forward, forward_ms, is_typical=is_typical)
         self._timings.set_others(num_rows, forward.num_rows_of_others, forward_ms)
         started = forward.times.started
-        # With nothing to do before the next verdicts there is time for it. Before the other half is asked for, is none.
-        first_row, is_urgent = 0, not self.works_on or (self._ahead is not None and self._ahead.goes_on)
+        # Where these sessions have to be asked for again, the loop is told when that is done.
+        first_row, is_urgent = 0, not self.works_on or bool(going_on)
         for session, round_, token_ids, known in zip(forward.drawing, forward.rounds, draws, logprobs, strict=True):
             rows = slice(first_row, first_row + len(round_.output_indices))
             first_row = rows.stop
@@ -416,7 +413,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         Returns:
             The next forward. None where all are planned together.
         """
-        if not self.works_on or forward.draws.drawn is None:
+        if not self.works_on:
             return None
         residents, running = self.residency.residents, set(forward.work)
         others = [session for session in residents if session not in running and not session.is_paused]
@@ -426,8 +423,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0))
         max_num_nodes = self._max_num_nodes(len(running) + len(others))
         if len(ready) < len(others) or not self._micro_batches.go_on(forward.work, ready, max_num_nodes):
-            for session in ready:
-                session.ready_since = None  # nothing has begun that they are held back from
+            for session in others:
+                session.ready_since = None  # nobody is held back yet
             return None
         # Who loses room to them, though its forward is running, gets no verdict, and reads its text again.
         work, segments = self._segments(ready, max_num_nodes)
@@ -438,13 +435,14 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     def _going_on(self, forward: _Forward) -> Collection[VerifySession]:
         """Returns the sessions of a forward whose rows are in the next one, which the device has been asked for."""
-        if self._ahead is None or forward.draws.drawn is None or not self._ahead.goes_on:
+        if self._ahead is None or forward.draws.drawn is None:
             return ()
+        going_on = set(self._ahead.work).intersection(forward.work)
         unsettled = {forward.drawing[row] for row in forward.draws.drawn.unsettled}
-        if unsettled:
+        if going_on and unsettled:
             # The device has gone on from other tokens.
             self._ahead = self._ahead._replace(void=unsettled)
-        return set(self._ahead.work) - unsettled
+        return going_on - unsettled
 
     def _deliver(self) -> None:
         """Tells the loop of the verdicts since the last time."""

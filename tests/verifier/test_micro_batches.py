@@ -235,6 +235,20 @@ def test_who_is_ready_for_a_half_that_does_not_pay_holds_nobody_back(
     assert ready.ready_since is None
 
 
+def test_the_host_works_from_the_draws_until_the_next_forward_is_asked_for(
+    engine: Engine, late: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        MicroBatches, "begin_host_time", lambda _, __, drawing: late.append(f"works for {len(drawing)}")
+    )
+    monkeypatch.setattr(MicroBatches, "end_host_time", lambda _, __: late.append("has asked"))
+    sessions = [add_session(engine, Method.RETRIEVAL, 3, 2) for _ in range(2)]
+    for _ in range(2):
+        late.clear()
+        engine.step(sessions)
+        assert [each for each in late if "told" not in each] == [*ASKED, "has asked", "draws", "works for 2", "elapsed"]
+
+
 def test_while_drafts_are_waited_for_the_host_is_not_at_work(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten: list[bool] = []
     monkeypatch.setattr(MicroBatches, "forget_host_time", lambda _: forgotten.append(True))

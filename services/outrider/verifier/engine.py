@@ -421,8 +421,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return None
         started = time.perf_counter()
         ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0))
-        max_num_nodes = self._max_num_nodes(len(running) + len(others))
-        if len(ready) < len(others) or not self._micro_batches.go_on(forward.work, ready, max_num_nodes):
+        max_num_nodes = self._max_num_nodes(len(running) + len(ready))
+        if not ready or not self._micro_batches.go_on(forward.work, ready, max_num_nodes):
             for session in others:
                 session.ready_since = None  # nobody is held back yet
             return None

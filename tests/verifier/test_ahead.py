@@ -49,7 +49,7 @@ def num_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 REPORTED = [{"max_tokens": 40 + number, "logprobs": number % 4} for number in range(6)]
-REPORTED += [{"max_tokens": 60}, {"max_tokens": 90, "logprobs": 1, "stop_token_ids": [13, 199]}]
+REPORTED += [{"max_tokens": 60}]
 RAW_LOGITS = {"max_tokens": 50, "logprobs": 1, "logprobs_mode": "raw_logits"}
 Said = tuple[list[int], str, object]
 """Token ids, text and log-probabilities."""
@@ -116,3 +116,20 @@ async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
             await leaving.aclose()
         assert await going == [expected]
         assert max(num_ahead) == 2
+
+
+async def test_log_probabilities_of_draws_are_not_asked_for_behind_the_next_forward(
+    monkeypatch: pytest.MonkeyPatch, num_ahead: list[int]
+) -> None:
+    options: dict[str, Any] = {"method": "off", "temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        whole = await client.complete(PROMPTS[0], logprobs=1, **options)
+        stop = whole.token_ids[20]
+        num_left = whole.token_ids.index(stop)
+        monkeypatch.setattr(verifier.engine, "works_on", True)
+        monkeypatch.setattr("outrider.verifier.engine.round_logprobs", None)  # would be called behind the verdict
+        done = await client.complete(PROMPTS[0], logprobs=1, stop_token_ids=[stop], **options)
+    assert done.token_ids == whole.token_ids[:num_left]
+    # The stop is none of the output, and its row is in vain, as is the one behind it.
+    assert done.logprobs == whole.logprobs[:num_left]
+    assert max(num_ahead) == 1

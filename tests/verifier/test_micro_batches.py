@@ -205,7 +205,11 @@ def test_a_device_is_asked_for_one_half_while_it_is_at_the_other_before_the_loop
 def test_a_processor_that_computes_itself_verifies_all_at_once(
     engine: Engine, device: Asynchronous, shares: list[tuple[int, int, int]]
 ) -> None:
-    engine.step([add_session(engine, Method.OFF, 3, 2) for _ in range(2)])
+    sessions = [add_session(engine, Method.OFF, 3, 2) for _ in range(2)]
+    engine.step(sessions)
+    assert device.happened == [*ASKED, *READ]
+    device.happened.clear()
+    engine.step(sessions[:1])
     assert device.happened == [*ASKED, *READ]
     assert not shares
 

@@ -14,7 +14,8 @@ import torch
 from outrider.core.auto.strategies import PLAIN, Strategy
 from outrider.core.costs import HOLD_SHARE
 from outrider.core.params import Method, SamplingParams, Source
-from outrider.core.reports import LogprobsMode, ReportParams
+from outrider.core.reports import LogprobsMode, ReportParams, TokenLogprobs
+from outrider.core.session import Verdict
 from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft
 from outrider.models.cuda.rows import RowDraws
@@ -464,6 +465,25 @@ def test_a_forward_is_asked_for_ahead_only_if_it_is_known_to_be_the_next_one(
     engine.step(work)
     assert engine._ahead is None
     assert plain.session.num_output_tokens >= 1
+
+
+def test_a_stop_has_no_log_probability_though_it_was_asked_for_with_the_draw(
+    engine: Engine, late: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts: list[Verdict] = []
+
+    def tell(_action: object, deliveries: list[tuple[object, Verdict]]) -> None:
+        verdicts.extend(each[1] for each in deliveries)
+
+    monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=tell))
+    found = TokenLogprobs(-0.5, 1, ())
+    monkeypatch.setattr("outrider.verifier.engine.begin_logprobs", lambda *_: lambda: [found, found])
+    going, ending = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
+    spec = replace(going.session.spec, report=ReportParams(logprobs=0))
+    going.session.spec, ending.session.spec = spec, replace(spec, stop_token_ids=frozenset({7}))
+    engine.step([going, ending])
+    engine.settle()
+    assert [verdict.logprobs for verdict in verdicts] == [(found,), ()]
 
 
 def test_a_processor_that_computes_itself_leaves_nothing_to_be_told_later(

@@ -315,7 +315,8 @@ async def test_texts_are_those_of_an_engine_that_verifies_all_at_once(
         assert not num_behind
         monkeypatch.setattr(verifier.engine, "works_on", True)
         assert await texts(client, work) == expected
-        assert len(num_behind) > 5
+        # How often `auto` retrieves depends on what else the machine does.
+        assert len(num_behind) > 5 or work[0]["method"] == "auto"
 
 
 async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(

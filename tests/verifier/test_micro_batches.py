@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from outrider.core.costs import AttentionTimes, ForwardTimes
-from outrider.core.params import Method
+from outrider.core.params import Method, SamplingParams
 from outrider.core.reports import ReportParams
 from outrider.verifier.engine import Engine
-from outrider.verifier.micro_batches import MAX_AGE, MIN_TIMES, MicroBatches
+from outrider.verifier.micro_batches import MAX_AGE, MIN_TIMES, HostTimes, MicroBatches
 from outrider.verifier.session import VerifySession
 from outrider_client.client import Client
 from tests.support.crowded_pool import PROMPTS, crowded_model
@@ -177,10 +178,12 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
         asked.append((len(first), len(second), max_num_nodes))
         return True
 
+    monkeypatch.setattr(MicroBatches, "may_go_on", lambda *_: True)
     monkeypatch.setattr(MicroBatches, "go_on", go_on)
     return asked
 
 
+PENALISED = SamplingParams(temperature=0.0, repetition_penalty=1.5)
 ASKED = ["start", "forward", "stop"]
 READ = ["draws", "elapsed"]
 
@@ -218,25 +221,57 @@ def test_a_half_begins_only_if_all_of_it_are_ready_and_holds_nobody_back_otherwi
     engine: Engine, late: list[str], shares: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.verifier.engine.time", SimpleNamespace(perf_counter=lambda: OPENED_AT))
-    running, ready = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
+    running, ready, held = (add_session(engine, Method.OFF, 3, 2) for _ in range(3))
     waiting = add_session(engine, Method.SPECULATIVE, 3, 2)
+    held.ready_since = OPENED_AT - 1
     monkeypatch.setattr(MicroBatches, "first_of", lambda _, sessions, __: sessions)
     engine.step([running])
     assert late == [*ASKED, *READ]
     assert not shares
-    assert ready.ready_since is None
+    assert (ready.ready_since, held.ready_since) == (None, OPENED_AT - 1)
     waiting.is_paused = True
     engine.step([running])
-    assert shares == [(1, 1, 127)]
+    assert shares == [(1, 2, 84)]
 
 
 def test_who_is_ready_for_a_half_that_does_not_pay_holds_nobody_back(
     engine: Engine, late: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(MicroBatches, "may_go_on", lambda *_: True)
     running, ready = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
     engine.step([running])
     assert late == [*ASKED, *READ]
     assert ready.ready_since is None
+
+
+def test_nobody_is_asked_if_ready_for_a_half_that_there_cannot_be(engine: Engine, late: list[str]) -> None:
+    running, other = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
+    cast(Any, other).is_ready = None  # would be called
+    engine.step([running])
+    assert late == [*ASKED, *READ]
+
+
+def test_who_has_left_during_a_forward_keeps_no_half_from_going_on(
+    engine: Engine, late: list[str], shares: list[tuple[int, int, int]]
+) -> None:
+    first, second, third, fourth = (add_session(engine, Method.OFF, 3, 2) for _ in range(4))
+    engine.step([first, second, third, fourth])
+    engine.remove("3")
+    engine.step([third, fourth])
+    assert shares[-1] == (1, 2, 84)
+
+
+def test_verdicts_of_a_half_are_told_at_once_where_nothing_is_asked_for(
+    engine: Engine, late: list[str], shares: list[tuple[int, int, int]]
+) -> None:
+    # Of these, no forward is asked for before the draws are known.
+    first, second = (add_session(engine, Method.OFF, 3, 2, PENALISED) for _ in range(2))
+    first.session.spec = replace(first.session.spec, max_tokens=1)
+    engine.step([first, second])
+    late.clear()
+    engine.step([second])
+    # The first one has ended, and the second one is waited for.
+    assert late == ["told of 1", *READ]
 
 
 def test_the_host_works_from_the_draws_until_the_next_forward_is_asked_for(
@@ -279,6 +314,7 @@ def num_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return behind
 
     monkeypatch.setattr(Engine, "_ask_for_others", counted)
+    monkeypatch.setattr(HostTimes, "of", lambda *_: 1.0)
     monkeypatch.setattr(MicroBatches, "_pays", lambda *_: True)
     return counts
 

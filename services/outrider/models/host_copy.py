@@ -12,8 +12,8 @@ class HostCopy:
 
     def __init__(self, tensor: Tensor) -> None:
         """Asks for the copy, on the stream that the calling thread works on."""
-        # Of a GPU's tensor to pinned memory: any other copy would be waited for here.
-        self._tensor = tensor.to("cpu", non_blocking=True)
+        # Of a CUDA tensor to pinned memory. Of other devices copies are waited for, as there is no event here for them.
+        self._tensor = tensor.to("cpu", non_blocking=tensor.is_cuda)
         self._event: torch.cuda.Event | None = None
         if tensor.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -68,23 +67,20 @@ def begin_drawn_logprobs(
         What waits for them, behind `drawn.wait`: for each row its token's. None where nobody asks, where the processed
         ones are asked for, and where the host had to draw: those are to be found by `round_logprobs`.
     """
-    asking: dict[LogprobsMode, list[int]] = {}
+    asking: dict[tuple[int, LogprobsMode], list[int]] = {}
     for row, report in enumerate(reports):
         if report.logprobs is not None and not report.logprobs_mode.is_processed:
-            asking.setdefault(report.logprobs_mode, []).append(row)
+            asking.setdefault((report.logprobs, report.logprobs_mode), []).append(row)
     # Of all rows: which ones they are would have to be brought to the device first.
     token_ids = drawn.on_device.clamp_min(0)
-    waits = [
-        (rows, _begin(logits, token_ids, max(reports[row].logprobs or 0 for row in rows), mode))
-        for mode, rows in asking.items()
-    ]
+    waits = [(rows, _begin(logits, token_ids, num_top, mode)) for (num_top, mode), rows in asking.items()]
 
     def wait() -> list[TokenLogprobs | None]:
         found: list[TokenLogprobs | None] = [None] * len(reports)
-        for rows, wait_for_mode in waits:
-            of_rows = wait_for_mode()
+        for rows, wait_for_rows in waits:
+            of_rows = wait_for_rows()
             for row in set(rows).difference(drawn.unsettled):
-                found[row] = replace(of_rows[row], top=of_rows[row].top[: reports[row].logprobs])
+                found[row] = of_rows[row]
         return found
 
     return wait

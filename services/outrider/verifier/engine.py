@@ -131,9 +131,10 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._queue_timeout_s = queue_timeout_s
         self._verdicts: list[_Delivery] = []
         """Verdicts that the loop has not been told of yet."""
-        self.works_on = model.runner.pool.shape.device.type != "cpu"
-        """True for a device that works on by itself. It is asked for the next forward first, and the rest is done while
-        it runs. The loop is told of verdicts then, too: told before, it would take the interpreter from this thread."""
+        self.works_on = model.runner.pool.shape.device.type == "cuda"
+        """True for a device that works on by itself, and of which single results can be waited for. It is asked for the
+        next forward first, and the rest is done while it runs. The loop is told of verdicts then, too: told before, it
+        would take the interpreter from this thread."""
         self._ahead: _Forward | None = None
         """The forward of the next step, if the device was asked for it in the step before."""
         self._idle_since: float | None = None
@@ -313,6 +314,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
     def _finish(self, forward: _Forward) -> None:
         """Asks for the next forward if it is known, waits for this one, and makes the verdicts."""
         self._ahead = self._ask_ahead(forward) or self._ask_for_others(forward)
+        if self._ahead is None:
+            self._deliver()  # of the other half, for which nothing was asked
         draws = forward.draws.wait()
         known_at = time.perf_counter()
         self._idle_since = known_at if forward.drawing and self._ahead is None else None
@@ -415,16 +418,17 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """
         if not self.works_on:
             return None
-        residents, running = self.residency.residents, set(forward.work)
-        others = [session for session in residents if session not in running and not session.is_paused]
-        if not others:
+        in_forward = set(forward.work)
+        running = [session for session in forward.work if self.residency.has(session)]
+        others = [each for each in self.residency.residents if each not in in_forward and not each.is_paused]
+        if not others or not self._micro_batches.may_go_on([*running, *others]):
             return None
-        started = time.perf_counter()
+        started, ready_since = time.perf_counter(), [session.ready_since for session in others]
         ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0))
         max_num_nodes = self._max_num_nodes(len(running) + len(ready))
-        if not ready or not self._micro_batches.go_on(forward.work, ready, max_num_nodes):
-            for session in others:
-                session.ready_since = None  # nobody is held back yet
+        if len(ready) < len(others) or not self._micro_batches.go_on(running, ready, max_num_nodes):
+            for session, since in zip(others, ready_since, strict=True):
+                session.ready_since = since  # nothing could have begun yet that they were held back from
             return None
         # Who loses room to them, though its forward is running, gets no verdict, and reads its text again.
         work, segments = self._segments(ready, max_num_nodes)

@@ -8,11 +8,10 @@ weights; they are faster where that costs less than what the host does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from outrider.core.auto.group import load_class_of
 from outrider.core.costs import Contexts, ForwardTimes
 from outrider.verifier.session import VerifySession
 
@@ -34,19 +33,24 @@ class HostTimes:
     def __init__(self) -> None:
         self._num_rounds = 0
         self._latest: dict[int, deque[tuple[int, float]]] = {}
-        """Rounds by the class of the load: the number of each, and milliseconds for each session."""
+        """Rounds by the class of the number of sessions: the number of each, and milliseconds for each session."""
 
     def add(self, time_ms: float, num_sessions: int) -> None:
         """Takes in a round of so many sessions."""
         self._num_rounds += 1
-        latest = self._latest.setdefault(load_class_of(num_sessions), deque(maxlen=NUM_TIMES))
+        latest = self._latest.setdefault(_class_of(num_sessions), deque(maxlen=NUM_TIMES))
         latest.append((self._num_rounds, time_ms / num_sessions))
 
     def of(self, num_sessions: int) -> float | None:
         """Returns the usual time in milliseconds; None if there are not enough rounds of about as many sessions."""
-        latest = self._latest.get(load_class_of(num_sessions), ())
+        latest = self._latest.get(_class_of(num_sessions), ())
         times_ms = [time_ms for number, time_ms in latest if number > self._num_rounds - MAX_AGE]
         return num_sessions * median(times_ms) if len(times_ms) >= MIN_TIMES else None
+
+
+def _class_of(num_sessions: int) -> int:
+    """Returns the class of a number: 1, 2, 3 to 4, 5 to 8, and so on, so that either half is of a lower one."""
+    return (num_sessions - 1).bit_length()
 
 
 class Load(NamedTuple):
@@ -110,18 +114,27 @@ class MicroBatches:
             max_num_nodes: Most nodes of each.
         """
         half, rest = ready[: len(ready) // 2], ready[len(ready) // 2 :]
-        return half if half and self.go_on(half, rest, max_num_nodes) else ready
+        return half if half and self.may_go_on(ready) and self.go_on(half, rest, max_num_nodes) else ready
+
+    def may_go_on(self, sessions: Sequence[VerifySession]) -> bool:
+        """Returns False if these sessions are to be verified together, whatever nodes they have.
+
+        They are for a few rounds, until it is known how long the host works for them; and while one reads a prompt,
+        waits for a draft model, or has something read of its logits behind the verdict: it would come behind the
+        forward of the other half.
+        """
+        return self._host_times.of(len(sessions)) is not None and not any(map(_stays_together, sessions))
 
     def go_on(self, first: Sequence[VerifySession], second: Sequence[VerifySession], max_num_nodes: int) -> bool:
-        """Returns True if the one half should be verified behind the other one.
+        """Returns True if the one half should be verified behind the other one, where it may be.
 
         Args:
             first: Sessions whose forward begins, or has begun.
             second: Sessions whose round is ready.
             max_num_nodes: Most nodes of each.
         """
-        if not _may_overlap([*first, *second]):
-            return False
+        if not any(session.nodes for session in (*first, *second)):
+            return False  # without drafts all can be asked for ahead
         return self._pays(Load.of(first, max_num_nodes), Load.of(second, max_num_nodes))
 
     def _pays(self, first: Load, second: Load) -> bool:
@@ -129,9 +142,7 @@ class MicroBatches:
         time than one forward of all and then the host."""
         times, both = self._forward_times, first.and_of(second)
         num_sessions = both.contexts.num_sessions
-        host_ms = self._host_times.of(num_sessions)
-        if host_ms is None:
-            return False  # together for a few rounds: then it is known
+        host_ms = self._host_times.of(num_sessions) or 0.0
         of_first, of_second = (
             self._host_times.of(load.contexts.num_sessions) or host_ms * load.contexts.num_sessions / num_sessions
             for load in (first, second)
@@ -141,17 +152,14 @@ class MicroBatches:
         return together_ms > MARGIN * apart_ms
 
 
-def _may_overlap(sessions: Iterable[VerifySession]) -> bool:
-    """Returns True if some of these sessions have drafts to verify, none of them reads a prompt or waits for a draft
-    model, and nothing but draws is read of the device, which would come behind the forward of the others."""
-    has_drafts = False
-    for session in sessions:
-        report = session.session.spec.report
-        if session.is_prefilling or session.is_drafting:
-            return False
-        if session.session.decides_by_ratio or not session.session.is_as_drawn:
-            return False
-        if report.logprobs is not None or report.prompt_logprobs is not None:
-            return False
-        has_drafts = has_drafts or bool(session.nodes)
-    return has_drafts
+def _stays_together(session: VerifySession) -> bool:
+    """Returns True for a session that has all others verified together with it."""
+    generation, report = session.session, session.session.spec.report
+    return (
+        session.is_prefilling
+        or session.is_drafting
+        or generation.decides_by_ratio
+        or not generation.is_as_drawn
+        or report.logprobs is not None
+        or report.prompt_logprobs is not None
+    )

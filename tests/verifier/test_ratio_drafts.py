@@ -50,7 +50,8 @@ async def collaborate(
                 return output, response.finished
             num_prompt_tokens = num_prompt_tokens or response.started.num_prompt_tokens
             output += response.chunk.token_ids
-            if len(output) < NUM_TOKENS:
+            # The last token is the target's own: the session ends without waiting for another draft.
+            if len(output) < NUM_TOKENS - 1:
                 await call.write(verifier_pb2.CollaborateRequest(draft=draft(num_prompt_tokens, output)))
         raise AssertionError("the stream ended without Finished")
 

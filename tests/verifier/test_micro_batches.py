@@ -261,6 +261,20 @@ def test_who_has_left_during_a_forward_keeps_no_half_from_going_on(
     assert shares[-1] == (1, 2, 84)
 
 
+def test_a_forward_that_all_have_left_breaks_nobody_who_is_not_ready(
+    engine: Engine, late: list[str], shares: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.verifier.engine.time", SimpleNamespace(perf_counter=lambda: OPENED_AT))
+    first, second, third = (add_session(engine, Method.OFF, 3, 2) for _ in range(3))
+    engine.step([first, second, third])
+    engine.remove("1")
+    engine.remove("2")
+    waiting = add_session(engine, Method.SPECULATIVE, 3, 2)
+    first.is_paused = True
+    engine.step([second, third])
+    assert list(engine.sessions.values()) == [first, waiting]
+
+
 def test_verdicts_of_a_half_are_told_at_once_where_nothing_is_asked_for(
     engine: Engine, late: list[str], shares: list[tuple[int, int, int]]
 ) -> None:

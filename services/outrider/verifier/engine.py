@@ -425,7 +425,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return None
         started, ready_since = time.perf_counter(), [session.ready_since for session in others]
         ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0))
-        max_num_nodes = self._max_num_nodes(len(running) + len(ready))
+        max_num_nodes = self._max_num_nodes(len(running) + len(others))
         if len(ready) < len(others) or not self._micro_batches.go_on(running, ready, max_num_nodes):
             for session, since in zip(others, ready_since, strict=True):
                 session.ready_since = since  # nothing could have begun yet that they were held back from

@@ -22,7 +22,7 @@ from outrider.core.costs import (
     patience_ms,
     waiting_of,
 )
-from outrider.core.params import DoubleParams, Fallback, Method, SaguaroParams, SpeculationParams
+from outrider.core.params import BestFirstParams, DoubleParams, Fallback, Method, SaguaroParams, SpeculationParams
 
 FLAT = ForwardTimes({1: 20.0, 8: 20.0, 9: 25.0, 32: 40.0})
 
@@ -264,6 +264,15 @@ def test_only_draft_then_verify_waits_whatever_a_draft_is_worth() -> None:
 def test_saguaros_fallback_says_what_a_miss_is_worth(fallback: Fallback, expected: Waiting) -> None:
     params = SpeculationParams(Method.SAGUARO, saguaro=SaguaroParams(fallback=fallback))
     assert waiting_of(Method.SAGUARO, params) is expected
+
+
+@pytest.mark.parametrize(("serial", "waiting"), [(False, Waiting.WORTH), (True, Waiting.ALWAYS)])
+def test_best_first_is_waited_for_where_it_is_serial(*, serial: bool, waiting: Waiting) -> None:
+    # Of `auto`, too, whose parameters are those of all its methods.
+    for method in (Method.BEST_FIRST, Method.AUTO):
+        params = SpeculationParams(method, best_first=BestFirstParams(serial=serial))
+        assert waiting_of(Method.BEST_FIRST, params) is waiting
+        assert waiting_of(Method.PEARL, params) is Waiting.WORTH
 
 
 def test_draft_and_target_take_turns_where_double_is_serial() -> None:

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from outrider.core.params import AcceptanceRule, Method, SamplingParams, SpeculationParams, Steering
+from outrider.core.params import (
+    AcceptanceRule,
+    BestFirstParams,
+    Method,
+    Rows,
+    SamplingParams,
+    SpeculationParams,
+    Steering,
+)
 from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.rows import UNSETTLED, RowDraws
@@ -24,6 +32,7 @@ from tests.support.tiny_models import VOCAB_SIZE, build, text
 
 CHAIN = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=5, lookahead=5)
 AHEAD = SpeculationParams(Method.PEARL, num_speculative_tokens=4, lookahead=16, min_path_probability=0.01)
+IN_TURNS = SpeculationParams(Method.BEST_FIRST, 12, 12, best_first=BestFirstParams(serial=True))
 SPECS: list[tuple[SamplingParams, SpeculationParams]] = [
     (SamplingParams(seed=1, temperature=0.7), CHAIN),
     (SamplingParams(temperature=0.0), AHEAD),
@@ -34,10 +43,11 @@ SPECS: list[tuple[SamplingParams, SpeculationParams]] = [
     (SamplingParams(seed=6), SpeculationParams(Method.CARD)),
     (SamplingParams(seed=7), SpeculationParams(Method.DOUBLE, num_speculative_tokens=6)),
     (SamplingParams(seed=8), replace(CHAIN, shared_noise=False)),
+    (SamplingParams(seed=9, temperature=0.8), IN_TURNS),
 ]
 DRAWN = (4,)
 """Sessions under the ratio rule."""
-LOOPED = (0, 1, 2, 8)
+LOOPED = (0, 1, 2, 8, 9)
 """Sessions whose steps may be made in one go."""
 
 
@@ -244,6 +254,69 @@ def test_a_row_that_is_left_to_the_host_is_drawn_by_it() -> None:
         stepped.settle()
 
     assert both(run, acceleration=acceleration).looped
+
+
+@pytest.mark.parametrize(("forward_us", "num_loops"), [(1, 1), (10**9, 3)], ids=["fast target", "slow target"])
+def test_a_draft_in_turns_ends_where_another_loop_is_not_worth_the_target_s_time(
+    forward_us: int, num_loops: int
+) -> None:
+    stepped, sink = Stepped(loops=True), Sink()
+    stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]
+    # All paths are probable enough to be gone on with.
+    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), sink)
+    stepped.engine.steer("s", Steering(forward_us=forward_us))
+    stepped.settle()
+    assert len(stepped.looped) == num_loops
+    # All that the loops have found goes out as one message, and the next commit is drafted for as the last one.
+    (draft,) = sink.drafts
+    assert draft.num_forwards == 4 * num_loops <= len(draft.token_ids)
+    stepped.engine.commit("s", (1,))
+    stepped.settle()
+    assert len(stepped.looped) == 2 * num_loops
+    assert len(sink.drafts) == 2
+
+
+def test_in_turns_all_go_on_or_none() -> None:
+    stepped, sinks = Stepped(loops=True), [Sink(), Sink()]
+    stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]
+    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    for number, (sink, depth) in enumerate(zip(sinks, (4, 12), strict=True)):
+        own = replace(params, num_speculative_tokens=depth)
+        spec = DraftSessionSpec(f"s{number}", tuple(text(30, number)), 30, SPECS[0][0], own, VOCAB_SIZE)
+        stepped.engine.open(spec, sink)
+        stepped.engine.steer(spec.session_id, Steering(forward_us=1))
+    stepped.settle()
+    assert stepped.looped == [2]
+    assert [draft.num_forwards for sink in sinks for draft in sink.drafts] == [4, 4]
+
+
+def test_a_draft_in_turns_goes_on_where_the_target_waits_for_another_one_in_any_case() -> None:
+    stepped, sink = Stepped(loops=True), Sink()
+    stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]
+    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    for session_id, own in (("s", params), ("other", replace(CHAIN, num_speculative_tokens=8, lookahead=8))):
+        spec = DraftSessionSpec(session_id, tuple(text(30, 1)), 30, SPECS[0][0], own, VOCAB_SIZE)
+        stepped.engine.open(spec, sink if session_id == "s" else Sink())
+        stepped.engine.steer(session_id, Steering(forward_us=1))
+    stepped.settle()
+    assert stepped.looped == [2, 2], "the other one wants eight tokens"
+    assert [draft.num_forwards for draft in sink.drafts] == [8]
+
+
+def test_loops_are_as_long_as_their_steps_are_worth() -> None:
+    stepped, noted = Stepped(loops=True), list[tuple[int, int]]()
+    choice = stepped.engine._loop_choice
+    choose = choice.choose
+    choice.choose = lambda lengths: choose(lengths) and lengths[-1]  # type: ignore[method-assign]
+    choice.observe = lambda length, *_, num_used, **__: noted.append((length, num_used))  # type: ignore[method-assign]
+    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), Sink())
+    stepped.engine.steer("s", Steering(forward_us=1))
+    stepped.settle()
+    # Twelve are there, and taken. Four would have been enough.
+    assert noted == [(12, 4)]
+    assert stepped.engine.sessions["s"].session.tree.num_nodes >= 12
 
 
 def test_near_the_end_of_the_context_steps_are_made_one_by_one() -> None:

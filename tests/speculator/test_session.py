@@ -114,6 +114,24 @@ def test_what_grows_next_is_asked_anew_when_the_caller_steers(runner: Runner) ->
     assert drafting.next_expansion() is not None
 
 
+@pytest.mark.parametrize("method", [Method.SPECULATIVE, Method.OPT_TREE, Method.SEQUOIA, Method.PEARL])
+def test_where_the_target_waits_nothing_deeper_grows_than_it_can_verify(runner: Runner, method: Method) -> None:
+    depths = []
+    for most in (0, 2, 9):
+        drafting = make_drafting(runner, method=method)
+        drafting.steer(Steering(max_num_nodes=most))
+        # What is said later without a number leaves it as it was.
+        drafting.steer(Steering(forward_us=1000))
+        while (expansion := drafting.next_expansion()) is not None:
+            assert expansion.max_len <= (6 if method is Method.PEARL else most or 3)
+            grow_once(drafting, runner)
+        drafting.commit([*path_to(drafting.tree, drafting.tree.root)[:1]])
+        while grow_once(drafting, runner):
+            pass
+        depths.append(max(node.position for node in drafting.tree.live_nodes()) - drafting.tree.root.position)
+    assert depths == ([6, 6, 6] if method is Method.PEARL else [3, 2, 3])
+
+
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), method=st.sampled_from([None, *METHODS]))
 def test_every_row_sees_its_own_path_whatever_was_committed_before(

@@ -170,17 +170,40 @@ def test_a_draft_model_in_the_verifier_s_process_may_share_its_gpu(
     assert limits_of(settings).shares_gpu == shares_gpu
 
 
-def test_where_both_models_share_a_gpu_auto_begins_with_draft_then_verify() -> None:
+def test_where_both_models_share_a_gpu_all_that_auto_drafts_is_waited_for() -> None:
     spec = admitted(Method.AUTO, has_speculator=True, shares_gpu=True)
     methods = [strategy.method for strategy in strategies_of(spec.speculation, shares_gpu=spec.shares_gpu)]
-    assert methods == [Method.SPECULATIVE, Method.BEST_FIRST, Method.DOUBLE, Method.RETRIEVAL, Method.OFF]
+    assert methods == [Method.BEST_FIRST, Method.DOUBLE, Method.RETRIEVAL, Method.OFF]
     drafted = [params_of(strategy, spec.speculation) for strategy in strategies_of(spec.speculation, shares_gpu=True)]
-    assert [params.double.serial for params in drafted if params.method is Method.DOUBLE] == [True], "they take turns"
-    assert waiting_of(Method.DOUBLE, spec.speculation) is Waiting.ALWAYS
+    assert all(params.takes_turns(params.method) for params in drafted if params.method.has_draft_model)
+    assert {waiting_of(method, spec.speculation) for method in methods[:2]} == {Waiting.ALWAYS}
     assert all(growth_policy(params) for params in drafted if params.method.has_draft_model)
-    assert opening_params(spec.speculation, shares_gpu=True).method is Method.SPECULATIVE
+    assert opening_params(spec.speculation, shares_gpu=True).best_first.serial
     elsewhere = admitted(Method.AUTO, has_speculator=True, shares_gpu=True, brings_drafts=True)
     assert (elsewhere.shares_gpu, elsewhere.speculation.double.serial) == (False, False)
+    assert not elsewhere.speculation.best_first.serial
+
+
+@pytest.mark.parametrize(
+    ("asked", "serial"),
+    [
+        ({}, True),
+        ({"best_first": {"num_children": 3}}, True),
+        ({"best_first": {"serial": True}}, True),
+        # What only a tree has that grows while the target works.
+        ({"best_first": {"serial": False}}, False),
+        ({"best_first": {"num_expanded": 4}}, False),
+        ({"lookahead": 80}, False),
+    ],
+)
+def test_on_a_gpu_that_both_models_share_best_first_takes_turns_unless_the_request_says_otherwise(
+    asked: dict[str, Any], *, serial: bool
+) -> None:
+    own = admitted(Method.BEST_FIRST, has_speculator=True, shares_gpu=True, **asked).speculation.best_first
+    assert own.serial == serial
+    assert own.num_children == asked.get("best_first", {}).get("num_children", 8)
+    elsewhere = admitted(Method.BEST_FIRST, has_speculator=True, **asked).speculation.best_first
+    assert elsewhere.serial == (asked.get("best_first", {}).get("serial", False))
 
 
 @pytest.mark.parametrize("min_path_probability", [0.0, 0.2])

@@ -83,27 +83,27 @@ async def test_the_text_is_the_same_under_every_method(verifier: RunningVerifier
     assert {variant for variant, text in texts.items() if text != texts["off"]} == set()
 
 
-@pytest.mark.parametrize(("shares_gpu", "first"), [(False, Method.BEST_FIRST), (True, Method.SPECULATIVE)])
+@pytest.mark.parametrize("shares_gpu", [False, True])
 async def test_on_the_target_s_gpu_auto_begins_with_drafts_that_the_target_waits_for(
-    verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch, *, shares_gpu: bool, first: Method
+    verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch, *, shares_gpu: bool
 ) -> None:
     plain = await generate(verifier, "off")
     serving = verifier.servicer._serving
     assert serving is not None
     limits = replace(serving.limits, shares_gpu=shares_gpu)
     monkeypatch.setattr(verifier.servicer, "_serving", replace(serving, limits=limits))
-    opened: list[Method] = []
+    opened: list[SpeculationParams] = []
     open_session = Drafter.open
 
     def noted(drafter: Drafter, *asked: Any, **options: Any) -> None:
-        opened.append(asked[4].method)
+        opened.append(asked[4])
         open_session(drafter, *asked, **options)
 
     monkeypatch.setattr(Drafter, "open", noted)
     result = await generate(verifier, "auto")
     assert result.token_ids == plain.token_ids
-    assert opened == [first]
-    assert result.summary.decisions[0].method == METHODS_TO_PROTO[first]
+    assert [(params.method, params.best_first.serial) for params in opened] == [(Method.BEST_FIRST, shares_gpu)]
+    assert result.summary.decisions[0].method == METHODS_TO_PROTO[Method.BEST_FIRST]
     assert result.summary.num_accepted_tokens > 0
 
 

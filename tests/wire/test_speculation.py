@@ -99,12 +99,13 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
     elif method is Method.SPACELIKE:
         own["spacelike"] = SpacelikeParams(draw(st.integers(1, 10)), draw(st.booleans()))
     elif method is Method.BEST_FIRST:
-        own["best_first"] = BestFirstParams(draw(st.integers(0, 64)), draw(st.integers(1, 8)))
+        serial = draw(st.booleans())
+        own["best_first"] = BestFirstParams(0 if serial else draw(st.integers(0, 64)), draw(st.integers(1, 8)), serial)
     elif method is Method.OPT_TREE:
         own["opt_tree"] = OptTreeParams(draw(st.integers(1, 64)), draw(st.floats(0, 1)))
     elif method is Method.SEQUOIA:
         own["sequoia"] = SequoiaParams(draw(st.integers(1, 64)))
-    takes_turns = method is Method.DOUBLE and own["double"].serial
+    takes_turns = any(own[name].serial for name in ("double", "best_first") if name in own)
     retrieves = method.always_retrieves or (method is not Method.OFF and draw(st.booleans()))
     takes_as_pays = method is Method.BEST_FIRST and rows is Rows.TREE
     scope = RetrievalScope.SESSION
@@ -143,7 +144,7 @@ def test_what_a_verifier_has_resolved_leaves_nothing_to_another_server_s_default
     message = speculation_to_proto(params)
     once = speculation_from_proto(message, DEFAULTS, SpeculationLimits())
     other = speculation_from_proto(message, defaults, SpeculationLimits())
-    takes_turns = params.method is Method.DOUBLE and params.double.serial
+    takes_turns = params.takes_turns(params.method)
     assert other.lookahead == once.lookahead or not params.method.drafts_ahead or takes_turns
     assert {f: getattr(other, f) for f in other.__slots__ if f != "lookahead"} == {
         f: getattr(once, f) for f in once.__slots__ if f != "lookahead"
@@ -233,6 +234,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": Method.CARD, "lookahead": 513}, "lookahead must be at most 512, this server's limit, got 513"),
     ({"method": Method.CARD, "num_speculative_tokens": 9, "lookahead": 8}, "lookahead must be >= num_speculative"),
     ({"method": Method.DOUBLE, "lookahead": 40, "double": {"serial": True}}, "lookahead must be unset where draft and"),
+    (
+        {"method": Method.BEST_FIRST, "lookahead": 40, "best_first": {"serial": True}},
+        r"lookahead must be unset where draft and target take turns \(best_first.serial\), got 40",
+    ),
+    (
+        {"method": Method.BEST_FIRST, "best_first": {"serial": True, "num_expanded": 3}},
+        r"best_first.num_expanded must be unset or 0 where .* take turns \(best_first.serial\), got 3",
+    ),
     ({"method": Method.PEARL, "rows": 9}, "rows must be one of ROWS_CHAIN, ROWS_TREE, got 9"),
     ({"method": Method.SPACELIKE, "rows": types_pb2.ROWS_TREE}, "rows must be ROWS_CHAIN for a method without"),
     *(

@@ -214,13 +214,13 @@ def waiting_of(method: Method, params: SpeculationParams) -> Waiting:
     """Returns the waiting of a method under the parameters of its session, whose own method may be `Method.AUTO`.
 
     `speculative` is draft-then-verify, the baseline that the other methods are measured against; so are `opt-tree` and
-    `sequoia`, and `double` where draft and target take turns. SAGUARO's fallback after a miss decides for itself: draft
-    now (always), what costs least (while that pays in a batch of this size), or something else than a draft (never).
+    `sequoia`, and `double` and `best-first` where draft and target take turns. SAGUARO's fallback after a miss decides
+    for itself: draft now (always), what costs least (while that pays in a batch of this size), or something else than a
+    draft (never).
     """
     if method is Method.OFF:
         return Waiting.NEVER
-    is_serial = method is Method.DOUBLE and params.double.serial
-    if is_serial or (method.has_draft_model and not method.drafts_ahead):
+    if params.takes_turns(method):
         return Waiting.ALWAYS
     if method is Method.SAGUARO:
         return {Fallback.AUTO: Waiting.BY_BATCH, Fallback.DRAFT: Waiting.ALWAYS}.get(

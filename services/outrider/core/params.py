@@ -371,10 +371,15 @@ class BestFirstParams:
     """Nodes expanded by one draft forward (M). 0 means few while the target waits, more while it works."""
     num_children: int = 8
     """Candidates considered for each expanded node; those of improbable paths do not become nodes."""
+    serial: bool = False
+    """Lets draft and target take turns, as pays where both share one device: the tree is the most probable path, and
+    beside it what came next in each of its rows."""
 
     def __post_init__(self) -> None:
         _check_range("best_first.num_expanded", self.num_expanded, 0, MAX_ROWS)
         _check_range("best_first.num_children", self.num_children, 1, MAX_CHILDREN)
+        rule = "unset or 0 where draft and target take turns (best_first.serial)"
+        check(not (self.serial and self.num_expanded), "speculation.best_first.num_expanded", rule, self.num_expanded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,6 +520,15 @@ class SpeculationParams:
         """The logarithm of `min_path_probability`; minus infinity for 0."""
         return math.log(self.min_path_probability) if self.min_path_probability > 0 else -math.inf
 
+    def takes_turns(self, method: Method) -> bool:
+        """Returns True if a method, of which these may be the parameters of `Method.AUTO`, drafts first and then
+        verifies: the target waits for its drafts, and nothing grows meanwhile."""
+        if method is Method.DOUBLE:
+            return self.double.serial
+        if method is Method.BEST_FIRST:
+            return self.best_first.serial
+        return method.has_draft_model and not method.drafts_ahead
+
     @property
     def is_ratio(self) -> bool:
         """True if the ratio rule was asked for. At temperature 0 both rules agree, and drafts need no q."""
@@ -532,6 +546,8 @@ class Steering:
     round_trip_us: int = 0
     """Time from a commit to the first draft that answers it, without the drafting itself, in microseconds. 0 means no
     change."""
+    max_num_nodes: int = 0
+    """Most nodes that a round of the target can verify. 0 means no change."""
 
     @property
     def is_pause(self) -> bool:
@@ -540,9 +556,10 @@ class Steering:
 
     def then(self, later: Steering) -> Steering:
         """Returns the one change that has the effect of this one followed by a later one."""
-        # `or` is safe: parameters are never falsy, and a time of 0 means no change.
+        # `or` is safe: parameters are never falsy, and a number of 0 means no change.
         return Steering(
             later.speculation or self.speculation,
             later.forward_us or self.forward_us,
             later.round_trip_us or self.round_trip_us,
+            later.max_num_nodes or self.max_num_nodes,
         )

@@ -268,8 +268,10 @@ class Runner:
         return self._loop is not None
 
     def loop_lens(self, length: int) -> list[int]:
-        """Returns how many steps `draft` can make at once where so many are wanted: numbers up to that, ascending."""
-        return [] if self._loop is None else [each for each in LOOP_LENS if each <= length]
+        """Returns how many steps `draft` can make at once where so many are wanted: numbers that are not much greater,
+        ascending."""
+        # A quarter of the steps in vain is less than what single steps behind a shorter loop cost the host.
+        return [] if self._loop is None else [each for each in LOOP_LENS if 3 * each <= 4 * length]
 
     def draft(
         self, segments: Sequence[Segment], params: Sequence[SamplingParams], first_indices: Sequence[int], length: int

@@ -34,6 +34,7 @@ from outrider.models.sampling import Logits, Sampler, ranked
 from outrider.speculator.loop_choice import LoopChoice
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.session import DraftSession, DraftSessionSpec
+from outrider.speculator.turns import is_worth_waiting
 
 log = structlog.get_logger(__name__)
 
@@ -144,7 +145,15 @@ class Engine(EngineThread[_Drafting, _Growth]):
         cache = self._runner.new_cache(self._prefix_scope.salt(spec.prefix_salt) if spec.prefix_salt else None)
         draft_calibration = self._draft_calibrations[decides_by_ratio(spec.sampling, spec.speculation)]
         session = DraftSession(
-            spec, cache, self._max_context_len, self._calibration, self._tiers, draft_calibration, self.counts
+            spec,
+            cache,
+            self._max_context_len,
+            self._calibration,
+            self._tiers,
+            draft_calibration,
+            self.counts,
+            # Fewer are wanted of a path that is nearly long enough; they are too few to be asked for.
+            num_at_once=min(self._runner.loop_lens(spec.speculation.num_speculative_tokens), default=1),
         )
         self.residency.add(session)
         self.counts.num_opened += 1
@@ -221,6 +230,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             session.grow(expansion, children, forward_us)
             session.share_prefix()
             self._send(session, listener)
+        self._end_drafts()
 
     def _loop(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> tuple[int, list[int]]:
         """Chooses what of the work is done by several steps at once: how many steps, and the numbers of the work. There
@@ -262,9 +272,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
             # As if nothing had been run.
             segments[number].cache.truncate(lengths[number])
         self.counts.steps.add(forward_us / 1e6, length)
-        num_used = max(
-            self._grow_chain(growth, of_steps, forward_us) for growth, of_steps in zip(work, found, strict=True)
-        )
+        num_used = self._grow_chains(work, found, forward_us)
+        self._end_drafts()
         self._loop_choice.observe(
             length,
             started,
@@ -278,26 +287,59 @@ class Engine(EngineThread[_Drafting, _Growth]):
         if unsettled:
             self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
 
-    def _grow_chain(self, growth: _Growth, of_steps: Sequence[Best | None], forward_us: float) -> int:
-        """Grows what several steps have found, each behind the one before, up to where the session goes on otherwise;
-        returns how many steps that were."""
+    def _grow_chains(self, work: Sequence[_Growth], found: Sequence[Sequence[Best | None]], forward_us: float) -> int:
+        """Grows what several steps have found, each behind the one before, up to where its session goes on otherwise;
+        returns how many of the steps were worth their time."""
+        chains, num_worth = list(zip(work, found, strict=True)), 0
+        for number in range(len(found[0])):
+            # What is there is taken in any case, but fewer steps will be asked for.
+            is_worth = num_worth == number and (number not in self._loop_choice.shorter or self._is_worth_waiting())
+            chains = [
+                (grown, of_steps)
+                for growth, of_steps in chains
+                if (grown := self._grown(growth, of_steps, number, forward_us)) is not None
+            ]
+            if not chains:
+                break
+            num_worth += is_worth
+        return num_worth
+
+    def _grown(
+        self, growth: _Growth, of_steps: Sequence[Best | None], number: int, forward_us: float
+    ) -> _Growth | None:
+        """Grows what a step has found behind the growth of the step before, or at the growth itself if it is the first
+        one; returns what has grown. None means that the chain has ended."""
         session, listener, expansion = growth
-        following: Expansion | None = expansion
-        before: Best | None = None
-        num_grown = 0
-        for best in of_steps:
-            if best is None:
-                break
-            if before is not None and following is not None:
-                following = session.followed(following, before[0][0])
-            if following is None:
-                break
-            session.grow(following, [ranked(best, 1, is_greedy=session.ranking.is_greedy)], forward_us)
-            session.share_prefix()
-            self._send(session, listener)
-            before = best
-            num_grown += 1
-        return num_grown
+        best, before = of_steps[number], of_steps[number - 1] if number else None
+        if best is None:
+            return None
+        # Counts the row of the token before as run, so only where its own is used.
+        following = expansion if before is None else session.followed(expansion, before[0][0])
+        if following is None:
+            return None
+        candidates = ranked(best, following.num_children, is_greedy=session.ranking.is_greedy)
+        session.grow(following, [candidates], forward_us)
+        session.share_prefix()
+        self._send(session, listener)
+        return growth._replace(expansion=following)
+
+    def _is_worth_waiting(self) -> bool:
+        """Returns True if another forward is worth the time of the target, which waits for the drafts of sessions."""
+        sessions = [session for session, _ in self.sessions.values() if self.residency.has(session)]
+        # For some it waits in any case.
+        if any(session.is_awaited and session.next_expansion() is not None for session in sessions):
+            return True
+        drafts = [draft for draft in (session.awaited_draft() for session in sessions) if draft is not None]
+        return not drafts or is_worth_waiting(drafts)
+
+    def _end_drafts(self) -> None:
+        """Ends drafts that may end wherever that is best, if another forward is not worth the time of the target."""
+        if self._is_worth_waiting():
+            return
+        for session, listener in self.sessions.values():
+            if session.awaited_draft() is not None:
+                session.end_draft()
+                self._send(session, listener)
 
     def _is_looped(self, session: DraftSession) -> bool:
         """Returns True if a session's next steps are made at once as well."""

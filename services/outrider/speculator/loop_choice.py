@@ -31,7 +31,7 @@ class LoopChoice:
         those that go on with one."""
         self._goes_on = self._begin
         """The one of the two that the latest choice was made by."""
-        self._shorter: Sequence[int] = ()
+        self.shorter: Sequence[int] = ()
         """All lengths of the latest choice but the longest one."""
         self._step_s, self._gap_s = RunningMean(LEARNING_RATE), RunningMean(LEARNING_RATE)
         self._ended_at: float | None = None
@@ -43,7 +43,7 @@ class LoopChoice:
         Args:
             lengths: Ascending.
         """
-        self._goes_on, self._shorter = self._begin if self._ended_at is None else self._rest, lengths[:-1]
+        self._goes_on, self.shorter = self._begin if self._ended_at is None else self._rest, lengths[:-1]
         for shorter, longer in pairwise(lengths):
             rest_s = (longer - shorter) * self._step_s.get(0.0)
             # The other steps, made at once, or behind a gap and only where they are wanted.
@@ -58,14 +58,14 @@ class LoopChoice:
             length: Its steps.
             started: Time at which the engine began with it, in seconds.
             ended: Time at which it was done.
-            num_used: Most of its steps that a chain has taken.
+            num_used: Most of its steps that were worth their time to a chain.
             goes_on: True if a chain goes on behind it with another loop.
         """
         if self._ended_at is not None:
             self._gap_s.add(started - self._ended_at)
         self._ended_at = ended if goes_on else None
         self._step_s.add((ended - started) / length)
-        for shorter in self._shorter:
+        for shorter in self.shorter:
             # What comes behind this loop is not seen here.
             if shorter <= length:
                 self._goes_on[shorter].add(float(num_used > shorter or (num_used == shorter == length and goes_on)))

@@ -9,13 +9,15 @@ below it) move together; all others are forgotten. For a chain that is a truncat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from outrider.core.acceptance import DraftNoise, decides_by_ratio
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
-from outrider.core.costs import Waiting, waiting_of
+from outrider.core.costs import Waiting, path_probabilities, waiting_of
 from outrider.core.drafting.methods import growth_policy
 from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
 from outrider.core.drafting.saguaro import SaguaroGrowth
@@ -33,6 +35,7 @@ from outrider.models.structure import mask_row
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.phrases import Phrases
 from outrider.speculator.send_budget import SendBudget
+from outrider.speculator.turns import AwaitedDraft
 
 MAX_STEPS_AHEAD = 8
 """Most forwards of a chain that are made at once while the target verifies: its commit waits for them."""
@@ -68,6 +71,7 @@ class DraftSession:
         tiers: TierSource | None = None,
         draft_calibration: DraftCalibration | None = None,
         counts: DraftCounts | None = None,
+        num_at_once: int = 1,
     ) -> None:
         """
         Args:
@@ -78,6 +82,7 @@ class DraftSession:
             tiers: Copies of a datastore's tiers; None means that there is no datastore.
             draft_calibration: Corrections of the draft model's claims, shared by all sessions.
             counts: Counts of all sessions.
+            num_at_once: Fewest forwards that the draft model makes of a path at a time.
         """
         self.spec = spec
         is_sampled = decides_by_ratio(spec.sampling, spec.speculation)
@@ -97,14 +102,20 @@ class DraftSession:
             is_sampled or self._structured is not None or self.has_raw_scores or spec.sampling.has_adjustments
         )
         """True if what a forward finds needs the session before the next one."""
+        self._num_at_once = 1 if self._asks_more else num_at_once
         self.cache = cache
         self.has_begun = False
         """True once it has had room in the pool."""
         self._is_shared = False
         self._counts = counts or DraftCounts()
         self._policy: GrowthPolicy | None = None if spec.begins_paused else growth_policy(spec.speculation)
-        self._is_awaited = _is_awaited(spec.speculation)
-        """True if the target waits for drafts: no commit comes while one grows."""
+        self._has_ended = False
+        """True if the draft is not worth going on with before the next commit."""
+        self._num_forwards, self._forwards_us = 0, 0.0
+        """Forwards since the last commit, and their time in microseconds."""
+        self._token_probability = RunningMean(0.05)
+        """Mean probability of the best token behind a node."""
+        self._set_turns(spec.speculation)
         calibration_of_claims = None if self.has_raw_scores else draft_calibration or DraftCalibration()
         self._claims = PendingClaims(calibration_of_claims, self.ranking.is_greedy)
         self._next_expansion: Expansion | None = None
@@ -112,6 +123,8 @@ class DraftSession:
         """True if `_next_expansion` says nothing of the tree as it is."""
         self._tokens_per_round = RunningMean()
         self._forward_us = self._round_trip_us = 0
+        self._max_num_nodes = 0
+        """Most nodes that a round of the target can verify. 0 means not known."""
         self._max_context_len = max_context_len
         self._trunk_len = 0
         self._slots: dict[Node, int] = {}
@@ -128,6 +141,13 @@ class DraftSession:
             self.tree, spec.num_prompt_tokens, self.ranking, calibration or RetrievalCalibration(), tiers
         )
         self._phrases.use(draft_plan(spec.speculation))
+
+    def _set_turns(self, params: SpeculationParams) -> None:
+        """Takes in by which parameters the tree grows."""
+        self._is_awaited = waiting_of(params.method, params) is Waiting.ALWAYS
+        """True if the target waits for drafts: no commit comes while one grows."""
+        self._is_weighed = params.method is Method.BEST_FIRST and self._is_awaited
+        """True if a draft ends where another forward is not worth the target's time."""
 
     @property
     def known_token_ids(self) -> Sequence[TokenId]:
@@ -167,10 +187,11 @@ class DraftSession:
             self._policy = None
         elif steering.speculation is not None:
             self._policy = growth_policy(steering.speculation)
-            self._is_awaited = _is_awaited(steering.speculation)
+            self._set_turns(steering.speculation)
             self._phrases.use(draft_plan(steering.speculation))
         self._forward_us = steering.forward_us or self._forward_us
         self._round_trip_us = steering.round_trip_us or self._round_trip_us
+        self._max_num_nodes = steering.max_num_nodes or self._max_num_nodes
         self._send_budget.measure(steering.forward_us, steering.round_trip_us)
 
     def commit(self, token_ids: Sequence[TokenId], acknowledged_node_id: int = 0) -> None:
@@ -181,6 +202,7 @@ class DraftSession:
             acknowledged_node_id: Latest node that the target had by then; 0 means that it does not say.
         """
         self._has_changed = True
+        self._num_forwards, self._forwards_us, self._has_ended = 0, 0.0, False
         self._send_budget.begin_round(acknowledged_node_id)
         # These two walk down from the old root, so they come before the tree is re-rooted.
         self._claims.judge(self.tree, token_ids)
@@ -223,13 +245,47 @@ class DraftSession:
         return self._next_expansion
 
     def _find_next_expansion(self) -> Expansion | None:
-        expansion = None if self._policy is None else self._policy.next_expansion(self.tree)
+        expansion = None if self._policy is None or self._has_ended else self._policy.next_expansion(self.tree)
         if expansion is None:
             return None
-        nodes = tuple([node for node in expansion.nodes if node.position + 1 < self._max_context_len])
-        if len(nodes) < len(expansion.nodes):
+        end = self._max_context_len - 1
+        if self._is_awaited and self._max_num_nodes:
+            # The next round cannot go further, and the one behind it waits for a draft of its own.
+            end = min(end, self.tree.root.position + self._max_num_nodes)
+        nodes = expansion.nodes
+        if any(node.position >= end for node in nodes):
+            nodes = tuple(node for node in nodes if node.position < end)
             expansion = expansion._replace(nodes=nodes)
+        if nodes and nodes[0].position + expansion.max_len > end:
+            expansion = expansion._replace(max_len=end - nodes[0].position)
         return expansion if nodes else None
+
+    def awaited_draft(self) -> AwaitedDraft | None:
+        """Returns what the draft is worth if the target waits for it, and it may end wherever that is best. None means
+        that it does not, or that nothing was drafted since the commit: then it waits for one forward at least."""
+        if not self._is_weighed or not self._num_forwards:
+            return None
+        root, expansion, num_gained = self.tree.root, self.next_expansion(), 0.0
+        if expansion is not None:
+            reached = math.exp(expansion.nodes[0].path_logprob - root.path_logprob)
+            # The mean over the forwards that are made at once.
+            num_gained = reached * self._token_probability.get(1.0) ** ((1 + self._num_at_once) / 2)
+        return AwaitedDraft(
+            num_kept=1 + sum(path_probabilities(list(self.tree.live_nodes()), root)),
+            num_gained=num_gained,
+            drafted_us=self._forwards_us,
+            forward_us=self._forwards_us / self._num_forwards,
+            round_us=self._forward_us + self._round_trip_us,
+        )
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if the target waits for this draft however long it takes."""
+        return self._is_awaited and not self._is_weighed
+
+    def end_draft(self) -> None:
+        """Goes on with the next commit only."""
+        self._has_ended = self._has_changed = True
 
     def with_phrase(self, expansion: Expansion) -> Expansion:
         """Adds what is retrieved to an expansion of the end of a chain; returns any other expansion as it is."""
@@ -251,8 +307,8 @@ class DraftSession:
 
     def loop_room(self, expansion: Expansion) -> int:
         """Returns for how many forwards from an expansion on nothing is needed from the session in between: 0, unless
-        what follows is a chain whose every token is the draft model's best one."""
-        if self._asks_more or self._phrases.is_used or expansion.num_children != 1 or len(expansion.nodes) != 1:
+        what follows is a path whose every token is the draft model's best one, whatever else stands beside it."""
+        if self._asks_more or self._phrases.is_used or len(expansion.nodes) != 1:
             return 0
         return expansion.max_len if self._is_awaited else min(expansion.max_len, MAX_STEPS_AHEAD)
 
@@ -354,6 +410,8 @@ class DraftSession:
     def grow(self, expansion: Expansion, found: Sequence[Sequence[Candidate]], forward_us: float) -> None:
         """Adds what a forward found: the candidates of each expanded node, best first."""
         self._has_changed = True
+        self._num_forwards += 1
+        self._forwards_us += forward_us
         self._unsent_forward_us += forward_us
         self._unsent_forwards += 1
         self._unsent_rows += len(expansion.nodes) + len(expansion.phrase)
@@ -365,10 +423,13 @@ class DraftSession:
         if expansion.phrase:
             self._grow_phrase(expansion, found)
             return
+        least = expansion.least_logprob
         corrected = [
-            self._claims.corrected(self.tree, node, candidates)
+            self._claims.corrected(self.tree, node, candidates if least == -math.inf else _likely(candidates, least))
             for node, candidates in zip(expansion.nodes, found, strict=True)
         ]
+        if corrected[0]:
+            self._token_probability.add(math.exp(corrected[0][0].logprob))
         for parent, candidate in self._policy.children(self.tree, expansion, corrected):
             self._add(parent, candidate)
 
@@ -455,5 +516,6 @@ class DraftSession:
         self._withheld = set(nodes)
 
 
-def _is_awaited(params: SpeculationParams) -> bool:
-    return waiting_of(params.method, params) is Waiting.ALWAYS
+def _likely(candidates: Sequence[Candidate], least: float) -> list[Candidate]:
+    """Returns the candidates of a node that are probable enough, and the best one in any case."""
+    return [*candidates[:1], *takewhile(lambda candidate: candidate.logprob >= least, candidates[1:])]

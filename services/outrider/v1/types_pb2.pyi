@@ -292,12 +292,14 @@ class SpacelikeParams(_message.Message):
     def __init__(self, max_match_len: _Optional[int] = ..., whole_runs: _Optional[bool] = ...) -> None: ...
 
 class BestFirstParams(_message.Message):
-    __slots__ = ("num_expanded", "num_children")
+    __slots__ = ("num_expanded", "num_children", "serial")
     NUM_EXPANDED_FIELD_NUMBER: _ClassVar[int]
     NUM_CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     num_expanded: int
     num_children: int
-    def __init__(self, num_expanded: _Optional[int] = ..., num_children: _Optional[int] = ...) -> None: ...
+    serial: bool
+    def __init__(self, num_expanded: _Optional[int] = ..., num_children: _Optional[int] = ..., serial: _Optional[bool] = ...) -> None: ...
 
 class OptTreeParams(_message.Message):
     __slots__ = ("num_nodes", "min_gain")
@@ -342,14 +344,16 @@ class Commit(_message.Message):
     def __init__(self, base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., acknowledged_node_id: _Optional[int] = ...) -> None: ...
 
 class Steering(_message.Message):
-    __slots__ = ("speculation", "forward_us", "round_trip_us")
+    __slots__ = ("speculation", "forward_us", "round_trip_us", "max_num_nodes")
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     speculation: SpeculationParams
     forward_us: int
     round_trip_us: int
-    def __init__(self, speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., forward_us: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
+    max_num_nodes: int
+    def __init__(self, speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., forward_us: _Optional[int] = ..., round_trip_us: _Optional[int] = ..., max_num_nodes: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("base_len", "first_node_id", "parent_offsets", "token_ids", "costs", "source", "q_rows", "num_forwards", "num_phrase_tokens", "num_rows", "num_withheld_nodes")

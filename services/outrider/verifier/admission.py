@@ -24,7 +24,7 @@ from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.structure import BadStructure, Grammars
 from outrider.models.text import ChatRefused, NoChatTemplate, NotInTemplate, TextCodec
-from outrider.v1 import verifier_pb2
+from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.chats import CHAT_FIELD, chat_from_proto, num_characters
 from outrider.verifier.stop_text import StopText
 from outrider.wire.convert import token_ids_from_proto
@@ -159,9 +159,8 @@ def _spec(
         saguaro = replace(speculation.saguaro, bias=1.0)
         speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
     shares_gpu = limits.shares_gpu and not brings_drafts
-    if shares_gpu and speculation.method is Method.AUTO:
-        # Draft and target take turns (DOUBLE, section D.8). A request for the method itself says so or not.
-        speculation = replace(speculation, double=replace(speculation.double, serial=True))
+    if shares_gpu:
+        speculation = _taking_turns(speculation, request.speculation)
     max_tokens = _max_tokens(request, len(prompt), model)
     # Where max_tokens is clamped, so is what is wanted at least: the end of the room is an end of the length.
     most = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else max_tokens
@@ -183,6 +182,21 @@ def _spec(
         shares_gpu=shares_gpu,
         skip_special_tokens=request.skip_special_tokens or not request.HasField("skip_special_tokens"),
     )
+
+
+def _taking_turns(speculation: SpeculationParams, requested: types_pb2.SpeculationParams) -> SpeculationParams:
+    """Returns the parameters where both models share a GPU: draft and target take turns there, unless the request says
+    otherwise."""
+    method, best_first, double = speculation.method, speculation.best_first, speculation.double
+    if method is Method.BEST_FIRST:
+        own = requested.best_first
+        # The other two are of a tree that grows while the target works.
+        is_open = not (own.HasField("serial") or own.num_expanded or requested.HasField("lookahead"))
+        best_first = replace(best_first, serial=best_first.serial or is_open)
+    if method is Method.AUTO:
+        # DOUBLE, section D.8. A request for the method itself says so or not.
+        best_first, double = replace(best_first, serial=True), replace(double, serial=True)
+    return replace(speculation, best_first=best_first, double=double)
 
 
 def _choice(

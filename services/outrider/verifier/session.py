@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
-from outrider.core.auto.strategies import PLAIN, params_of
+from outrider.core.auto.strategies import params_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
 from outrider.core.params import Fallback, Method, Rows, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation, Follower
@@ -31,6 +31,7 @@ from outrider.verifier.round import (
     select_nodes,
     with_tail,
 )
+from outrider.verifier.steering import DrafterSteering
 from outrider.verifier.stop_text import StopText
 from outrider.verifier.strategy_choice import StrategyChoice
 from outrider.verifier.timings import EngineTimings
@@ -115,9 +116,9 @@ class VerifySession:
         self._listens_from = len(self.session.committed)
         """Committed tokens that such a draft follows at least: one that was on its way before says nothing."""
         self._set_attached(self._is_attached)
-        self._sent_strategy = self.choice.strategy
-        """The strategy that the drafter knows of."""
-        self._sent_steering = Steering()
+        self._steering = DrafterSteering(spec.speculation, self.choice.strategy, timings)
+        self._max_num_nodes = 1
+        """Most nodes of the latest round."""
         self._max_forward_us = int(MAX_DRAFT_ROUNDS * timings.plain_ms * 1e3) if self.choice.is_probing else 0
 
         # What is retrieved on this side.
@@ -193,7 +194,7 @@ class VerifySession:
         self._is_listening, self._listens_from = False, 0  # nothing of it was on its way before
         self._timings.set_draft_ms(forward_us / 1e3)
         if 0 < self._max_forward_us < forward_us:
-            self._sent_strategy = PLAIN  # so slow a drafter has begun with a pause
+            self._steering.begins_paused()  # so slow a drafter has begun with a pause
             with self._listening_anew():
                 self.choice.hold_drafts()
 
@@ -416,6 +417,7 @@ class VerifySession:
                 has logits.
             max_num_nodes: Most nodes; the others are dropped.
         """
+        self._max_num_nodes = max_num_nodes
         # After a round this is the last committed token alone: `apply` keeps the slots of all before it.
         pending = list(self.session.committed[self.cache.length :])
         is_prefilling = len(pending) > MIN_PREFILL_ROWS
@@ -567,34 +569,10 @@ class VerifySession:
 
     def peer_requests(self) -> PeerRequests:
         """Returns what to send to the peers after a round. What is returned here is not returned again."""
-        return PeerRequests(self._take_question(), self._next_steering() if self._is_attached else None)
+        steering = self._steering.next(self.choice.strategy, self._max_num_nodes) if self._is_attached else None
+        return PeerRequests(self._take_question(), steering)
 
     def _take_question(self) -> Question | None:
         if self._retrieval is None or not self.choice.strategy.retrieval:
             return None
         return self._retrieval.take_question()
-
-    def _next_steering(self) -> Steering | None:
-        """Returns what the drafter should know and does not; None means that there is nothing."""
-        timings, sent = self._timings, self._sent_steering
-        forward_us, round_trip_us = sent.forward_us, sent.round_trip_us
-        if timings.speculator_ms.value is not None:
-            # Milliseconds to microseconds. At least 1, as 0 means that nothing has changed.
-            forward_us = int(timings.forward_ms.get(0.0) * 1e3)
-            round_trip_us = max(1, int((timings.speculator_ms.value - timings.draft_forward_ms.get(0.0)) * 1e3))
-        is_known = _is_near(sent.forward_us, forward_us) and _is_near(sent.round_trip_us, round_trip_us)
-        if is_known and self._sent_strategy == self.choice.strategy:
-            return None
-        speculation = None
-        if self._sent_strategy != self.choice.strategy:
-            speculation = params_of(self.choice.strategy, self.session.spec.speculation)
-        self._sent_steering, self._sent_strategy = (
-            Steering(speculation, forward_us, round_trip_us),
-            self.choice.strategy,
-        )
-        return self._sent_steering
-
-
-def _is_near(known_us: int, measured_us: int) -> bool:
-    """Returns True if a drafter that knows the one time would do the same with the other."""
-    return abs(known_us - measured_us) <= max(500, known_us // 3)

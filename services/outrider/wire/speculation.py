@@ -143,8 +143,10 @@ def _lookahead_from_proto(
     field, lookahead = "speculation.lookahead", message.lookahead
     check(method.drafts_ahead, field, "unset for a method that does not draft ahead", lookahead)
     # DOUBLE on a single GPU: one after the other, retrieval-augmented drafting and verification (section D.8).
-    is_serial = method is Method.DOUBLE and message.double.serial
-    check(not is_serial, field, "unset where draft and target take turns (double.serial)", lookahead)
+    for serial in (Method.DOUBLE, Method.BEST_FIRST):
+        name = PARAMS_FIELDS[serial]
+        rule = f"unset where draft and target take turns ({name}.serial)"
+        check(method is not serial or not getattr(message, name).serial, field, rule, lookahead)
     limit = limits.max_lookahead
     check(lookahead <= limit, field, f"at most {limit}, this server's limit", lookahead)
     return lookahead
@@ -251,7 +253,7 @@ def _meaningless(params: SpeculationParams) -> Iterator[str]:
         yield "calibration"
     if method is Method.BEST_FIRST and params.rows is Rows.TREE:
         yield "min_path_probability"
-    if not method.drafts_ahead or (method is Method.DOUBLE and params.double.serial):
+    if not method.drafts_ahead or params.takes_turns(method):
         yield "lookahead"
     # As many rows as pay is 0 in the domain, and unset on the wire: there 0 is out of range.
     if params.rows is not Rows.TREE or not params.max_rows:

@@ -17,7 +17,9 @@ DRAFTED = tuple(method for method in Method if method.needs_draft_model)
 
 def steering_to_proto(steering: Steering) -> types_pb2.Steering:
     """Converts a steering; a field that stays unset means that the drafter goes on as before."""
-    message = types_pb2.Steering(forward_us=steering.forward_us, round_trip_us=steering.round_trip_us)
+    message = types_pb2.Steering(
+        forward_us=steering.forward_us, round_trip_us=steering.round_trip_us, max_num_nodes=steering.max_num_nodes
+    )
     if steering.speculation is not None:
         message.speculation.CopyFrom(speculation_to_proto(steering.speculation))
     return message
@@ -35,7 +37,9 @@ def steering_from_proto(message: types_pb2.Steering, opened: SpeculationParams, 
         InvalidParameter: a field is outside its range, or changes what must stay as it was opened.
         Unimplemented: the method has no growth policy.
     """
-    return Steering(_speculation(message, opened, limits), message.forward_us, message.round_trip_us)
+    return Steering(
+        _speculation(message, opened, limits), message.forward_us, message.round_trip_us, message.max_num_nodes
+    )
 
 
 def _speculation(

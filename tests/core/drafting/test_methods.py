@@ -6,9 +6,11 @@ import math
 
 import pytest
 
+from outrider.core.drafting.best_first import BestFirstGrowth
+from outrider.core.drafting.best_path import BestPathGrowth
 from outrider.core.drafting.chain import ChainGrowth, SampledChainGrowth
 from outrider.core.drafting.methods import GROWTH_POLICIES, growth_policy
-from outrider.core.params import AcceptanceRule, DoubleParams, Method, SpeculationParams
+from outrider.core.params import AcceptanceRule, BestFirstParams, DoubleParams, Method, SpeculationParams
 
 GAMMA, LOOKAHEAD = 4, 16
 SERIAL = DoubleParams(serial=True)
@@ -30,6 +32,12 @@ def test_where_draft_and_target_take_turns_double_grows_as_speculative_does() ->
     assert (
         policy == growth_policy(params(Method.SPECULATIVE)) == ChainGrowth(GAMMA, math.log(0.25), GAMMA, math.log(0.25))
     )
+
+
+@pytest.mark.parametrize(("serial", "kind"), [(False, BestFirstGrowth), (True, BestPathGrowth)])
+def test_best_first_grows_one_path_where_draft_and_target_take_turns(*, serial: bool, kind: type) -> None:
+    own = BestFirstParams(serial=serial)
+    assert isinstance(growth_policy(params(Method.BEST_FIRST, best_first=own)), kind)
 
 
 @pytest.mark.parametrize("double", [DoubleParams(), SERIAL], ids=["ahead", "serial"])

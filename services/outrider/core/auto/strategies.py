@@ -69,13 +69,10 @@ def _strategies_of(method: Method, rows: Rows, retrieval: bool, shares_gpu: bool
     if method is not Method.AUTO:
         return (Strategy(method, rows, retrieval),)
     best_first = Strategy(Method.BEST_FIRST, rows, retrieval)
-    # On a GPU that both models share, the draft model has it to itself only while the target waits. One that drafts
-    # meanwhile is enough there, for a target that leaves room beside it.
-    drafted = (
-        (Strategy(Method.SPECULATIVE, Rows.CHAIN, retrieval), best_first)
-        if shares_gpu
-        else (best_first, Strategy(Method.SAGUARO, Rows.CHAIN, False), Strategy(Method.PEARL, Rows.CHAIN, False))
-    )
+    # On a GPU that both models share, the draft model has it to itself only while the target waits: drafting ahead is
+    # slow there, and slows the target down. `best-first` takes turns with it (`outrider.core.drafting.best_path`).
+    ahead = (Strategy(Method.SAGUARO, Rows.CHAIN, False), Strategy(Method.PEARL, Rows.CHAIN, False))
+    drafted = (best_first,) if shares_gpu else (best_first, *ahead)
     retrieved = (
         (Strategy(Method.DOUBLE, Rows.CHAIN, True), Strategy(Method.RETRIEVAL, Rows.CHAIN, True)) if retrieval else ()
     )

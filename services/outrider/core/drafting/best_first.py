@@ -7,6 +7,8 @@ probability, and a commit changes all of those by one factor, so their order sta
 **Horizon.** What is drafted now arrives when the target is some tokens further. Until then a node is of no use, so
 nodes are compared by what their best path will be worth where it begins to count: far away, that prefers a deep spine
 to early branches.
+
+Where draft and target take turns, nothing is drafted meanwhile, and another policy grows (`BestPathGrowth`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import math
 from collections.abc import Sequence
 from itertools import count
 
-from outrider.core.drafting.policy import Candidate, Child, Expansion, nodes_of, reach
+from outrider.core.drafting.best_path import BestPathGrowth
+from outrider.core.drafting.policy import Candidate, Child, Expansion, GrowthPolicy, nodes_of, reach
 from outrider.core.params import SpeculationParams
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import DraftTree, Node, NodeState
@@ -40,6 +43,11 @@ NUM_EXPANDED_WORKING = 8
 """Nodes a forward while the target works."""
 BATCH = 16
 """Nodes worth a message while the target works."""
+
+
+def best_first_growth(params: SpeculationParams) -> GrowthPolicy:
+    """Returns the policy of `best-first`, by whether it drafts ahead."""
+    return BestPathGrowth(params) if params.best_first.serial else BestFirstGrowth(params)
 
 
 class BestFirstGrowth:

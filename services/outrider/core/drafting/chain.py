@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.calibration import AcceptanceRate
-from outrider.core.drafting.policy import Candidate, Child, Expansion, GrowthPolicy, all_children, reach
+from outrider.core.drafting.policy import Candidate, Child, Expansion, GrowthPolicy, all_children, reach, tip_of
 from outrider.core.params import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 
@@ -99,7 +99,9 @@ class ChainGrowth:
 
     def _tip(self, tree: DraftTree) -> tuple[Node, int]:
         known = self._known_tip
-        self._known_tip, depth = _tip(tree, known if known is not None and known.state is NodeState.LIVE else tree.root)
+        if known is None or known.state is not NodeState.LIVE:
+            known = tree.root
+        self._known_tip, depth = tip_of(tree, known)
         return self._known_tip, depth
 
 
@@ -130,7 +132,7 @@ class SampledChainGrowth:
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """Returns the end of the chain, until it is long enough."""
-        tip, self._depth = _tip(tree, tree.root)
+        tip, self._depth = tip_of(tree, tree.root)
         max_depth = min(self._max_depth, 2 * self._worth_len if self._grows_ahead else self.message_len)
         return Expansion((tip,), 1, max_depth - self._depth) if self._depth < max_depth else None
 
@@ -167,14 +169,6 @@ class SampledChainGrowth:
             return max(self._max_depth, self._max_chain_len)
         # rate ** length >= min_path_probability, solved for the length. The rate is below 1, so its logarithm is not 0.
         return max(1, int(self._min_path_logprob / math.log(self._acceptance_rate.value)))
-
-
-def _tip(tree: DraftTree, node: Node) -> tuple[Node, int]:
-    """Returns the end of the tree's only chain, from a node of it on, and its depth below the root."""
-    while children := node.children:
-        # If another policy has grown branches before, this is the child that was added first.
-        node = next(iter(children.values()))
-    return node, node.position - tree.root.position
 
 
 def _path_logprob(tree: DraftTree, node: Node) -> float:

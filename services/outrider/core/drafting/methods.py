@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from outrider.core.drafting.best_first import BestFirstGrowth
+from outrider.core.drafting.best_first import best_first_growth
 from outrider.core.drafting.card import CardGrowth
 from outrider.core.drafting.chain import double_growth, pearl_growth, speculative_growth
 from outrider.core.drafting.opt_tree import OptTreeGrowth
@@ -23,7 +23,7 @@ GROWTH_POLICIES: Mapping[Method, Callable[[SpeculationParams], GrowthPolicy]] = 
     Method.CARD: CardGrowth,
     Method.SAGUARO: SaguaroGrowth,
     Method.DOUBLE: double_growth,
-    Method.BEST_FIRST: BestFirstGrowth,
+    Method.BEST_FIRST: best_first_growth,
     Method.OPT_TREE: OptTreeGrowth,
     Method.SEQUOIA: SequoiaGrowth,
 }

@@ -43,6 +43,8 @@ class Expansion(NamedTuple):
     phrase: tuple[TokenId, ...] = ()
     """Retrieved tokens behind the only node. The same forward verifies them: those that the draft model would have
     drawn itself are added, and one token more (DOUBLE, section 4.1)."""
+    least_logprob: float = -math.inf
+    """Log-probability by the draft model itself from which on a candidate is looked at; the best one is in any case."""
 
 
 class GrowthPolicy(Protocol):
@@ -105,3 +107,11 @@ def nodes_of(children: Iterable[Child]) -> list[Node]:
     """Returns the nodes that children have become. A child that a full tree did not take is left out."""
     found = (parent.children.get(candidate.token_id) for parent, candidate in children)
     return [node for node in found if node is not None]
+
+
+def tip_of(tree: DraftTree, node: Node) -> tuple[Node, int]:
+    """Returns the end of the chain of first children, from a node of it on, and its depth below the root."""
+    while children := node.children:
+        # If another policy has grown branches before, this is the child that was added first.
+        node = next(iter(children.values()))
+    return node, node.position - tree.root.position

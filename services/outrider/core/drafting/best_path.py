@@ -1,0 +1,76 @@
+"""Growth of `best-first` where draft and target take turns: the most probable path, and beside it what came next in
+each of its rows.
+
+While the target waits, every draft forward costs it time, and a node that another forward would be needed for seldom
+brings more than that. The runners-up of a forward cost nothing but a row of the target: where the path breaks off, one
+of them is often what the target says. A path can be grown by several forwards at once (`outrider.models.chains`), a
+tree cannot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from outrider.core.drafting.policy import Candidate, Child, Expansion, tip_of
+from outrider.core.params import SpeculationParams
+from outrider.core.tree import DraftTree
+
+MIN_PATH = 0.1
+"""The path ends at a node whose path is less probable: a token that comes so seldom is worth less than the time of a
+draft forward. Where rows are a chain, the request may name another probability."""
+MIN_RUNNER_UP = 0.05
+"""A runner-up whose path is less probable is not worth a row of the target."""
+
+MIN_CLAIM = 0.5
+"""Share of that probability which the draft model itself must give it: what it has learnt of its claims seldom doubles
+one."""
+
+
+class BestPathGrowth:
+    """Grows one session's path between a commit and the verification that waits for it. The tree goes out whole.
+
+    What a commit has left of the path is gone on with; behind a runner-up a new one begins.
+    """
+
+    def __init__(self, params: SpeculationParams) -> None:
+        self._num_children = params.best_first.num_children
+        self._max_depth = params.num_speculative_tokens
+        self._min_path_logprob = math.log(params.min_path_probability or MIN_PATH)
+
+    def next_expansion(self, tree: DraftTree) -> Expansion | None:
+        """Returns the end of the path, until it is long or improbable enough."""
+        # The first child of a node is the one that its forward found best, and the path goes on there.
+        tip, depth = tip_of(tree, tree.root)
+        # Only at a node from whose forward nothing has come it does not. The root is asked again: it may be that its
+        # drafter was paused meanwhile.
+        has_ended = depth >= self._max_depth or (depth > 0 and tip.is_expanded)
+        reached = tip.path_logprob - tree.root.path_logprob
+        if has_ended or reached < self._min_path_logprob:
+            return None
+        least = math.log(MIN_CLAIM * MIN_RUNNER_UP) - reached
+        return Expansion((tip,), self._num_children, self._max_depth - depth, least_logprob=least)
+
+    def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+        """Returns the best candidate, and those behind it that are probable enough."""
+        (tip,), (candidates,) = expansion.nodes, found
+        least = math.log(MIN_RUNNER_UP) - (tip.path_logprob - tree.root.path_logprob)
+        return [
+            Child(tip, candidate)
+            for rank, candidate in enumerate(candidates[: self._num_children])
+            if not rank or candidate.logprob >= least
+        ]
+
+    def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
+        """Does nothing: no state is kept between commits."""
+
+    def known_children(self, tree: DraftTree) -> list[Child]:
+        """Returns nothing: what was too improbable to stand beside one path is not kept for the next one."""
+        return []
+
+    def foresee(self, stale_tokens: float) -> None:
+        """Does nothing: the target waits, so it is nowhere else when the tree arrives."""
+
+    def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
+        """Returns false: the tree goes out whole, when nothing grows any more."""
+        return False

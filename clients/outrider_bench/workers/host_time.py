@@ -223,7 +223,7 @@ async def measure(
         try:
             assert service.serving is not None
             engine = service.serving.engine
-            _use(engine, target)
+            use_device(engine, target)
             await _generate_all(service, method, num_sessions, WARM_UP_TOKENS)
             counted, before = _counted(engine, target), _times_s(process)
             await _generate_all(service, method, num_sessions, num_tokens)
@@ -239,7 +239,7 @@ def _times_of(device: StubDevice) -> dict[int, float]:
     return {num_rows: device.forward_ms(num_rows) or 5.0 for num_rows in (1, 1024)}
 
 
-def _use(engine: Engine, device: StubDevice) -> None:
+def use_device(engine: Engine, device: StubDevice) -> None:
     """Have an engine work as on this device, which works on by itself as a GPU does."""
     engine.works_on, engine.stopwatch, engine.sampler = True, device, StubSampler(device)
 
@@ -252,7 +252,7 @@ def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Co
         model, cast(Any, loop), forward_times=ForwardTimes(_times_of(device)), max_num_sessions=MAX_NUM_SESSIONS
     )
     engine.stop()  # its thread
-    _use(engine, device)
+    use_device(engine, device)
     freeze_gc()
     listener = SimpleNamespace(on_admitted=None, on_verdict=None, on_failure=None)
     for tokens in (WARM_UP_TOKENS, num_tokens):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class AwaitedDraft(NamedTuple):
-    """What a session's draft is worth now, and what it has cost."""
+    """Says what a session's draft is worth now, and what it has cost."""
 
     num_kept: float
     """Tokens that a round is expected to bring that begins now."""

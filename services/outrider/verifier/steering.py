@@ -1,4 +1,4 @@
-"""What the drafter of a generation has been told of how to go on, and what it should be told next."""
+"""The knowledge of a generation's drafter of how to go on, and what it should be told next."""
 
 from __future__ import annotations
 

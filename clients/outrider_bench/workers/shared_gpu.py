@@ -1,0 +1,265 @@
+"""Print what methods bring on a GPU that both models share: ``python -m outrider_bench.workers.shared_gpu``.
+
+No GPU is needed: both models are stubs that look their logits up, on a device that takes its time
+(`outrider_bench.workers.host_time`). A step of the draft model waits for that time, and several steps are asked for at
+once, as a graph makes them. Beside a forward of the target a step is slow, and makes the forward longer by what it
+takes alone. By default times are about those of an H200 with models of 8 and 0.6 billion parameters in bfloat16.
+
+Where the next token is hard, the draft model prefers another one by a little, and is not sure of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import structlog
+import torch
+from torch import Tensor
+
+from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams
+from outrider.core.session import SessionSpec, Verdict
+from outrider.models.contenders import Best
+from outrider.models.cuda.inputs import LOOP_LENS
+from outrider.models.cuda.rows import MAX_NUM_BEST
+from outrider.models.loading import LoadedModel, load_model
+from outrider.models.packing import Segment
+from outrider.models.runner import Runner
+from outrider.server.process import SWITCH_INTERVAL_S, freeze_gc
+from outrider.verifier.generation import Generation
+from outrider.verifier.service import VerifierService
+from outrider.verifier.settings import VerifierSettings
+from outrider_bench.workers.host_time import (
+    MAX_NUM_SESSIONS,
+    SPIN_S,
+    WARM_UP_TOKENS,
+    StubDevice,
+    StubRunner,
+    stub_model,
+    use_device,
+)
+
+WAYS = {
+    "off": SpeculationParams(Method.OFF),
+    "speculative": SpeculationParams(Method.SPECULATIVE, 12, 64, 0.2),
+    "opt-tree": SpeculationParams(Method.OPT_TREE, 12, 64, 0.2, rows=Rows.TREE),
+    "best-first": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE, best_first=BestFirstParams(serial=True)),
+    "ahead": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE),
+}
+"""Parameters by their names: `best-first` takes turns with the target, as it does on such a GPU; `ahead` is the same
+method where it drafts meanwhile."""
+SHARPNESS = 3.0
+"""Factor of the logits of the table: without it neither model is sure of anything."""
+SURER, LESS_SURE = 1.5, 0.25
+"""What the draft model adds to its best token where it is right, and to another one where it is not."""
+
+
+class SharedDevice(StubDevice):
+    """A device that both models share."""
+
+    def __init__(self, forward_ms: float, row_us: float, draft_ms: float, draft_row_us: float, slowed: float) -> None:
+        """
+        Args:
+            forward_ms: Time of each of the target's forwards.
+            row_us: Time of each of their rows beside that.
+            draft_ms: Time of a step of the draft model.
+            draft_row_us: Time of each of its sessions beside that.
+            slowed: Factor of that time beside a forward of the target.
+        """
+        super().__init__(forward_ms, row_us)
+        self._draft_ms, self._draft_row_us, self._slowed = draft_ms, draft_row_us, slowed
+        self.num_steps = 0
+        """Steps of the draft model so far."""
+
+    def wait_for_steps(self, num_sessions: int, num_steps: int) -> None:
+        """Make steps of the draft model, and return when they are done."""
+        self.num_steps += num_steps
+        now = time.perf_counter()
+        left = num_steps * (self._draft_ms + self._draft_row_us * num_sessions / 1e3) / 1e3
+        # What gets done beside the target's forwards makes these longer.
+        beside = min(left, max(0.0, self.free_at - now) / self._slowed)
+        self.free_at += beside
+        end = now + self._slowed * beside + left - beside
+        # To the microsecond, as a device is waited for.
+        time.sleep(max(0.0, end - time.perf_counter() - SPIN_S))
+        while time.perf_counter() < end:
+            time.sleep(0)
+
+
+class StubDraftRunner(StubRunner):
+    """A draft model's runner, whose steps take their time on the target's device."""
+
+    has_loop = True
+
+    def __init__(self, runner: Runner, device: SharedDevice, table: Tensor) -> None:
+        """
+        Args:
+            runner: Keeps the books.
+            device: The target's.
+            table: Logits that follow each token: float32 [vocab, vocab].
+        """
+        super().__init__(runner, StubDevice(0.0))
+        self._shared, self._table = device, table
+        best = table.topk(MAX_NUM_BEST, dim=1)
+        self._best: list[Best] = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    def make_loop(self) -> None:
+        """Do nothing: there is one."""
+
+    def loop_lens(self, length: int) -> list[int]:
+        """See `Runner.loop_lens`."""
+        return [each for each in LOOP_LENS if 3 * each <= 4 * length]
+
+    def forward(self, segments: Sequence[Segment], *, drawn: Tensor | None = None, **options: Any) -> Tensor:
+        """See `Runner.forward`."""
+        logits = super().forward(segments, drawn=drawn, **options)
+        if len(logits):  # readings of prompts take no time here
+            self._shared.wait_for_steps(len(segments), 1)
+        return logits
+
+    def draft(self, segments: Sequence[Segment], _params: object, _indices: object, length: int) -> list[list[Best]]:
+        """See `Runner.draft`."""
+        found: list[list[Best]] = []
+        for segment in segments:
+            cache, num_rows, token_id = segment.cache, len(segment.token_ids), segment.token_ids[-1]
+            cache.reserve(cache.length + num_rows + length - 1)
+            cache.append(range(cache.length, cache.length + num_rows))
+            found.append([])
+            for _ in range(length):
+                found[-1].append(self._best[token_id])
+                token_id = found[-1][-1][0][0]
+        self._shared.wait_for_steps(len(segments), length)
+        return found
+
+
+class Pace(NamedTuple):
+    """What a method has brought."""
+
+    tokens_per_s: float
+    forward_ms: float
+    """Time from one forward of the target to the next."""
+    tokens_per_round: float
+    steps_per_forward: float
+    """Steps of the draft model."""
+
+
+def models(device: SharedDevice, hard: float) -> tuple[LoadedModel, LoadedModel]:
+    """Return stubs of a target and a draft model.
+
+    Args:
+        device: That of both.
+        hard: Share of the tokens behind which the draft model prefers another one than the target.
+    """
+    target = stub_model("demo/target", device)
+    runner: Any = target.runner
+    table = runner._table = SHARPNESS * runner._table
+    chance, rows = torch.Generator().manual_seed(7), torch.arange(len(table))
+    best = table.topk(3, dim=1)
+    is_hard = torch.rand(len(table), generator=chance) < hard
+    # The second or the third of the target's.
+    other = best.indices[rows, 1 + (torch.rand(len(table), generator=chance) < 0.4).long()]
+    of_draft = table.clone()
+    of_draft[rows[is_hard], other[is_hard]] = best.values[is_hard, 0] + LESS_SURE
+    of_draft[rows[~is_hard], best.indices[~is_hard, 0]] += SURER
+    draft = load_model("demo/draft", dtype="float32", num_tokens=MAX_NUM_SESSIONS * 1024, num_sessions=MAX_NUM_SESSIONS)
+    stub: Any = StubDraftRunner(draft.runner, device, of_draft)
+    return target, replace(draft, runner=stub)
+
+
+async def measure(
+    params: SpeculationParams, device: SharedDevice, num_sessions: int, num_tokens: int, hard: float
+) -> Pace:
+    """Run so many greedy generations side by side, after a short one of each.
+
+    Args:
+        params: How they draft.
+        device: That of both models.
+        num_sessions: Generations.
+        num_tokens: Tokens of each.
+        hard: See `models`.
+    """
+    target, draft = models(device, hard)
+    settings = VerifierSettings.model_validate({"drafter": "in-process", "max_num_sessions": MAX_NUM_SESSIONS})
+    times_ms = {num_rows: device.forward_ms(num_rows) for num_rows in (1, 16, 32, 64, 128, 256)}
+    service = VerifierService(settings, target, times_ms, draft_model=draft)
+    await service.load()
+    assert service.serving is not None
+    engine, speculators = service.serving.engine, service.serving.speculators
+    use_device(engine, device)
+    freeze_gc()  # as services do
+    num_rounds = 0
+
+    async def generate(number: int, count: int) -> None:
+        nonlocal num_rounds
+        prompt = tuple(10 + (7 * number + 3 * place * place) % (target.vocab_size - 20) for place in range(64))
+        sampling = SamplingParams(seed=number, temperature=0.0)
+        spec = SessionSpec(f"{count}-{number}", prompt, sampling, params, target.vocab_size, count, shares_gpu=True)
+        generation = Generation(spec, engine, speculators, None)
+        try:
+            async for event in generation.events():
+                assert isinstance(event, Verdict)
+        finally:
+            generation.close()
+        num_rounds += generation.statistics.num_rounds
+
+    try:
+        await asyncio.gather(*(generate(number, WARM_UP_TOKENS) for number in range(num_sessions)))
+        num_rounds, num_steps, num_forwards = 0, device.num_steps, engine.counts.forwards.num_observations
+        started = time.perf_counter()
+        await asyncio.gather(*(generate(number, num_tokens) for number in range(num_sessions)))
+        taken_s = time.perf_counter() - started
+    finally:
+        await service.close()
+    num_forwards = engine.counts.forwards.num_observations - num_forwards
+    num_tokens *= num_sessions
+    return Pace(
+        num_tokens / taken_s,
+        1e3 * taken_s / num_forwards,
+        num_tokens / num_rounds,
+        (device.num_steps - num_steps) / num_forwards,
+    )
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ways", default="off,speculative,best-first,ahead", help="of " + ", ".join(WAYS))
+    parser.add_argument("--sessions", default="1,8,32")
+    parser.add_argument("--hard", default="0.1,0.25", help="shares of the tokens that the draft model does not prefer")
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--forward-ms", type=float, default=4.9, help="time of each of the target's forwards")
+    parser.add_argument("--row-us", type=float, default=31.0, help="time of each of their rows beside that")
+    parser.add_argument("--draft-ms", type=float, default=1.3, help="time of a step of the draft model")
+    parser.add_argument("--draft-row-us", type=float, default=50.0, help="time of each of its sessions beside that")
+    parser.add_argument("--slowed", type=float, default=6.5, help="factor of that time beside a forward of the target")
+    options = parser.parse_args()
+    ways = options.ways.split(",")
+    if unknown := set(ways) - set(WAYS):
+        parser.error(f"--ways must be of {', '.join(WAYS)}, got {', '.join(sorted(unknown))}")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the services do
+    titles = ("hard", "sessions", "tokens/s", "ms a forward", "tokens a round", "draft steps")
+    print(f"{'way':12}" + "".join(f"{title:>{2 + len(title)}}" for title in titles))
+    for hard in map(float, options.hard.split(",")):
+        for num_sessions in map(int, options.sessions.split(",")):
+            for way in ways:
+                device = SharedDevice(
+                    options.forward_ms, options.row_us, options.draft_ms, options.draft_row_us, options.slowed
+                )
+                pace = asyncio.run(measure(WAYS[way], device, num_sessions, options.tokens, hard))
+                print(
+                    f"{way:12}{hard:6.2f}{num_sessions:10}{pace.tokens_per_s:10.0f}{pace.forward_ms:14.1f}"
+                    f"{pace.tokens_per_round:16.2f}{pace.steps_per_forward:13.1f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -277,6 +277,19 @@ def test_a_draft_in_turns_ends_where_another_loop_is_not_worth_the_target_s_time
     assert len(sink.drafts) == 2
 
 
+@pytest.mark.parametrize(("forward_us", "num_steps"), [(1, 1), (10**9, 12)], ids=["fast target", "slow target"])
+def test_step_by_step_a_draft_in_turns_ends_as_soon_as_a_step_is_not_worth_it(forward_us: int, num_steps: int) -> None:
+    stepped, sink = Stepped(loops=False), Sink()
+    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), sink)
+    stepped.engine.steer("s", Steering(forward_us=forward_us))
+    stepped.settle()
+    assert [draft.num_forwards for draft in sink.drafts] == [num_steps]
+    stepped.engine.commit("s", (1,))
+    stepped.settle()
+    assert [draft.num_forwards for draft in sink.drafts] == [num_steps, num_steps]
+
+
 def test_in_turns_all_go_on_or_none() -> None:
     stepped, sinks = Stepped(loops=True), [Sink(), Sink()]
     stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]

@@ -57,7 +57,7 @@ method where it drafts meanwhile."""
 SHARPNESS = 3.0
 """Factor of the logits of the table: without it neither model is sure of anything."""
 SURER, LESS_SURE = 1.5, 0.25
-"""What the draft model adds to its best token where it is right, and to another one where it is not."""
+"""Logits that the draft model adds to its best token where it is right, and to another one where it is not."""
 
 
 class SharedDevice(StubDevice):
@@ -139,7 +139,7 @@ class StubDraftRunner(StubRunner):
 
 
 class Pace(NamedTuple):
-    """What a method has brought."""
+    """The speed of a method."""
 
     tokens_per_s: float
     forward_ms: float

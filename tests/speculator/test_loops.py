@@ -32,7 +32,9 @@ from tests.support.tiny_models import VOCAB_SIZE, build, text
 
 CHAIN = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=5, lookahead=5)
 AHEAD = SpeculationParams(Method.PEARL, num_speculative_tokens=4, lookahead=16, min_path_probability=0.01)
-IN_TURNS = SpeculationParams(Method.BEST_FIRST, 12, 12, best_first=BestFirstParams(serial=True))
+IN_TURNS = SpeculationParams(Method.BEST_FIRST, 12, 12, rows=Rows.TREE, best_first=BestFirstParams(serial=True))
+IN_TURNS_TO_THE_END = replace(IN_TURNS, rows=Rows.CHAIN)
+"""However improbable the path becomes, it is gone on with while that pays."""
 SPECS: list[tuple[SamplingParams, SpeculationParams]] = [
     (SamplingParams(seed=1, temperature=0.7), CHAIN),
     (SamplingParams(temperature=0.0), AHEAD),
@@ -262,8 +264,7 @@ def test_a_draft_in_turns_ends_where_another_loop_is_not_worth_the_target_s_time
 ) -> None:
     stepped, sink = Stepped(loops=True), Sink()
     stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]
-    # All paths are probable enough to be gone on with.
-    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    params = IN_TURNS_TO_THE_END
     stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), sink)
     stepped.engine.steer("s", Steering(forward_us=forward_us))
     stepped.settle()
@@ -280,7 +281,7 @@ def test_a_draft_in_turns_ends_where_another_loop_is_not_worth_the_target_s_time
 @pytest.mark.parametrize(("forward_us", "num_steps"), [(1, 1), (10**9, 12)], ids=["fast target", "slow target"])
 def test_step_by_step_a_draft_in_turns_ends_as_soon_as_a_step_is_not_worth_it(forward_us: int, num_steps: int) -> None:
     stepped, sink = Stepped(loops=False), Sink()
-    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    params = IN_TURNS_TO_THE_END
     stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), sink)
     stepped.engine.steer("s", Steering(forward_us=forward_us))
     stepped.settle()
@@ -293,7 +294,7 @@ def test_step_by_step_a_draft_in_turns_ends_as_soon_as_a_step_is_not_worth_it(fo
 def test_in_turns_all_go_on_or_none() -> None:
     stepped, sinks = Stepped(loops=True), [Sink(), Sink()]
     stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]
-    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    params = IN_TURNS_TO_THE_END
     for number, (sink, depth) in enumerate(zip(sinks, (4, 12), strict=True)):
         own = replace(params, num_speculative_tokens=depth)
         spec = DraftSessionSpec(f"s{number}", tuple(text(30, number)), 30, SPECS[0][0], own, VOCAB_SIZE)
@@ -307,7 +308,7 @@ def test_in_turns_all_go_on_or_none() -> None:
 def test_a_draft_in_turns_goes_on_where_the_target_waits_for_another_one_in_any_case() -> None:
     stepped, sink = Stepped(loops=True), Sink()
     stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]
-    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    params = IN_TURNS_TO_THE_END
     for session_id, own in (("s", params), ("other", replace(CHAIN, num_speculative_tokens=8, lookahead=8))):
         spec = DraftSessionSpec(session_id, tuple(text(30, 1)), 30, SPECS[0][0], own, VOCAB_SIZE)
         stepped.engine.open(spec, sink if session_id == "s" else Sink())
@@ -317,13 +318,49 @@ def test_a_draft_in_turns_goes_on_where_the_target_waits_for_another_one_in_any_
     assert [draft.num_forwards for draft in sink.drafts] == [8]
 
 
+def test_one_that_goes_step_by_step_ends_no_draft_whose_loop_is_to_come() -> None:
+    stepped, sinks = Stepped(loops=True), [Sink(), Sink()]
+    stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]
+    with_penalty = replace(SPECS[0][0], repetition_penalty=1.2)
+    for number, (sink, sampling) in enumerate(zip(sinks, (SPECS[0][0], with_penalty), strict=True)):
+        spec = DraftSessionSpec(f"s{number}", tuple(text(30, number)), 30, sampling, IN_TURNS_TO_THE_END, VOCAB_SIZE)
+        stepped.engine.open(spec, sink)
+        # Worth a step, not a loop.
+        stepped.engine.steer(spec.session_id, Steering(forward_us=1))
+    stepped.settle()
+    assert stepped.looped == [1]
+    assert [draft.num_forwards for sink in sinks for draft in sink.drafts] == [4, 1]
+
+
+def test_a_paused_draft_is_nobody_s_reason_to_end() -> None:
+    stepped, sink = Stepped(loops=True), Sink()
+    stepped.open(9)
+    stepped.settle()
+    session = stepped.engine.sessions["s9"].session
+    assert session.awaited_draft() is not None
+    stepped.engine.steer("s9", Steering(SpeculationParams(Method.OFF)))
+    stepped.settle()
+    assert session.awaited_draft() is None
+    assert not sink.drafts
+
+
+def test_the_time_of_a_forward_is_that_of_one_that_reads_no_prompt() -> None:
+    stepped = Stepped(loops=False)
+    stepped.open(9, 400)
+    stepped.engine.take_posted(0)
+    stepped.engine.step(stepped.engine.plan(time.perf_counter())[0])
+    assert stepped.engine._forward_us.value is None
+    stepped.settle()
+    assert stepped.engine._forward_us.value is not None
+
+
 def test_loops_are_as_long_as_their_steps_are_worth() -> None:
     stepped, noted = Stepped(loops=True), list[tuple[int, int]]()
     choice = stepped.engine._loop_choice
     choose = choice.choose
     choice.choose = lambda lengths: choose(lengths) and lengths[-1]  # type: ignore[method-assign]
     choice.observe = lambda length, *_, num_used, **__: noted.append((length, num_used))  # type: ignore[method-assign]
-    params = replace(IN_TURNS, rows=Rows.CHAIN, min_path_probability=1e-30)
+    params = IN_TURNS_TO_THE_END
     stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), Sink())
     stepped.engine.steer("s", Steering(forward_us=1))
     stepped.settle()

@@ -76,6 +76,8 @@ async def breakable() -> AsyncIterator[tuple[RunningVerifier, FailingRunner]]:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 async def test_the_text_is_the_same_under_every_method(verifier: RunningVerifier, temperature: float) -> None:
     options = {variant: options_of(variant) for variant in VARIANTS}
+    for rows in ("tree", "chain"):
+        options[f"in turns, {rows}"] = {"method": "best-first", "rows": rows, "best_first": {"serial": True}}
     texts = {
         variant: (await generate(verifier, temperature=temperature, allow_fallback=True, **chosen)).token_ids
         for variant, chosen in options.items()

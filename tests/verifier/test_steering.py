@@ -13,8 +13,10 @@ from outrider.verifier.timings import EngineTimings
 IN_TURNS, AHEAD = Strategy(Method.SPECULATIVE), Strategy(Method.PEARL)
 
 
-def timings() -> EngineTimings:
-    return EngineTimings(ForwardTimes({1: 5.0}))
+def timings(max_num_nodes: int = 64) -> EngineTimings:
+    known = EngineTimings(ForwardTimes({1: 5.0}))
+    known.max_num_nodes.value = max_num_nodes
+    return known
 
 
 def steering(strategy: Strategy = IN_TURNS, known: EngineTimings | None = None) -> DrafterSteering:
@@ -22,28 +24,35 @@ def steering(strategy: Strategy = IN_TURNS, known: EngineTimings | None = None) 
 
 
 def test_while_nothing_is_new_nothing_is_said() -> None:
-    assert steering().next(IN_TURNS, 8) is None
+    assert steering().next(IN_TURNS) is None
+    unknown = EngineTimings(ForwardTimes({1: 5.0}))
+    assert steering(known=unknown).next(IN_TURNS) is None
 
 
-@pytest.mark.parametrize(("max_num_nodes", "said"), [(7, 7), (1, 1), (0, 1), (8, None), (99, None)])
+@pytest.mark.parametrize(("max_num_nodes", "said"), [(7, 7), (1, 1), (0, 1), (8, None), (64, None)])
 def test_a_drafter_that_is_waited_for_is_told_how_many_nodes_a_round_can_verify(
     max_num_nodes: int, said: int | None
 ) -> None:
-    told = steering().next(IN_TURNS, max_num_nodes)
+    told = steering(known=timings(max_num_nodes)).next(IN_TURNS)
     assert told == (None if said is None else Steering(max_num_nodes=said))
 
 
-def test_it_is_told_again_when_that_changes_and_when_there_is_room_for_all_again() -> None:
-    drafter = steering()
-    numbers = [drafter.next(IN_TURNS, count) for count in (5, 5, 3, 20, 30)]
-    assert [told and told.max_num_nodes for told in numbers] == [5, None, 3, 8, None]
+def test_it_is_told_again_when_that_changes_much_and_when_there_is_room_for_all_again() -> None:
+    known = timings()
+    drafter = steering(known=known)
+    told = []
+    for count in (6, 6, 7, 5, 4, 3, 3, 7.9, 20, 30):
+        known.max_num_nodes.value = count
+        said = drafter.next(IN_TURNS)
+        told.append(said and said.max_num_nodes)
+    assert told == [6, None, None, None, 4, None, None, 7, 8, None]
 
 
 def test_a_drafter_that_works_meanwhile_is_told_no_number() -> None:
-    assert steering(AHEAD).next(AHEAD, 3) is None
+    assert steering(AHEAD, timings(3)).next(AHEAD) is None
     own = SpeculationParams(Method.BEST_FIRST, 8, 8, best_first=BestFirstParams(serial=True))
     best_first = Strategy(Method.BEST_FIRST)
-    assert DrafterSteering(own, best_first, timings()).next(best_first, 3) == Steering(max_num_nodes=3)
+    assert DrafterSteering(own, best_first, timings(3)).next(best_first) == Steering(max_num_nodes=3)
 
 
 def test_another_strategy_is_told_once_and_its_times_with_it() -> None:
@@ -51,17 +60,17 @@ def test_another_strategy_is_told_once_and_its_times_with_it() -> None:
     drafter = steering(IN_TURNS, known)
     known.speculator_ms.add(9.0)
     known.draft_forward_ms.add(6.0)
-    told = drafter.next(AHEAD, 99)
+    told = drafter.next(AHEAD)
     assert told is not None
     assert told.speculation is not None
     assert (told.speculation.method, told.forward_us, told.round_trip_us) == (Method.PEARL, 5000, 3000)
-    assert drafter.next(AHEAD, 99) is None
+    assert drafter.next(AHEAD) is None
 
 
 def test_who_has_begun_with_a_pause_is_woken_by_its_own_strategy() -> None:
     drafter = steering()
     drafter.begins_paused()
-    assert drafter.next(PLAIN, 99) is None
-    told = drafter.next(IN_TURNS, 99)
+    assert drafter.next(PLAIN) is None
+    told = drafter.next(IN_TURNS)
     assert told is not None
     assert told.speculation is not None

@@ -268,7 +268,7 @@ class Runner:
         return self._loop is not None
 
     def loop_lens(self, length: int) -> list[int]:
-        """Returns how many steps `draft` can make at once where so many are wanted: numbers that are not much greater,
+        """Returns how many steps `draft` can make at once where so many are wanted: fewer, or not many more;
         ascending."""
         # A quarter of the steps in vain is less than what single steps behind a shorter loop cost the host.
         return [] if self._loop is None else [each for each in LOOP_LENS if 3 * each <= 4 * length]

@@ -20,6 +20,7 @@ from outrider.core.calibration import DraftCalibration, RetrievalCalibration
 from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.params import Steering
 from outrider.core.retrieval.retriever import TierSource
+from outrider.core.statistics import RunningMean
 from outrider.core.tree import Draft, TokenId
 from outrider.models.adjustments import adjusted
 from outrider.models.contenders import Best
@@ -98,6 +99,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._drafts: list[tuple[DraftListener, Draft]] = []
         """Drafts that are not on their way to their listeners yet."""
         self._loop_choice = LoopChoice()
+        self._forward_us = RunningMean()
+        """Time of a forward that reads no prompt, in microseconds."""
         self.forward_us = forward_us
         """Time of a forward of one row, in microseconds; 0 means not measured."""
         model.runner.make_loop()
@@ -200,6 +203,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             self._step([growth for growth, _ in stepped], [segment for _, segment in stepped])
         if looped:
             self._draft([work[number] for number in looped], [segments[number] for number in looped], length)
+        self._end_drafts()
         self._deliver()
         self.counts.busy_s += time.perf_counter() - started
 
@@ -221,6 +225,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
         found = self._candidates(logits, drawing, rows, draws, ranked_rows)
         forward_us = (time.perf_counter() - started) * 1e6
         self.counts.steps.add(forward_us / 1e6)
+        # What reads a prompt says nothing of the others.
+        if all(len(segment.token_ids) - segment.num_logits <= MIN_PREFILL_ROWS for segment in segments):
+            self._forward_us.add(forward_us)
         row = 0
         for (session, listener, expansion), segment in zip(work, segments, strict=True):
             if not segment.num_logits:  # a piece of a prompt: the expansion itself is still to come
@@ -230,7 +237,6 @@ class Engine(EngineThread[_Drafting, _Growth]):
             session.grow(expansion, children, forward_us)
             session.share_prefix()
             self._send(session, listener)
-        self._end_drafts()
 
     def _loop(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> tuple[int, list[int]]:
         """Chooses what of the work is done by several steps at once: how many steps, and the numbers of the work. There
@@ -272,14 +278,15 @@ class Engine(EngineThread[_Drafting, _Growth]):
             # As if nothing had been run.
             segments[number].cache.truncate(lengths[number])
         self.counts.steps.add(forward_us / 1e6, length)
+        self._forward_us.add(forward_us)
         num_used = self._grow_chains(work, found, forward_us)
-        self._end_drafts()
+        is_worth = self._is_worth_waiting()
         self._loop_choice.observe(
             length,
             started,
             started + forward_us * length / 1e6,
             num_used=num_used,
-            goes_on=any(self._is_looped(growth.session) for growth in work),
+            goes_on=any(self._is_looped(session) and (is_worth or not session.is_weighed) for session, _, _ in work),
         )
         for segment in segments:
             # Room of steps that were in vain.
@@ -290,10 +297,10 @@ class Engine(EngineThread[_Drafting, _Growth]):
     def _grow_chains(self, work: Sequence[_Growth], found: Sequence[Sequence[Best | None]], forward_us: float) -> int:
         """Grows what several steps have found, each behind the one before, up to where its session goes on otherwise;
         returns how many of the steps were worth their time."""
-        chains, num_worth = list(zip(work, found, strict=True)), 0
+        chains, num_used, is_worth = list(zip(work, found, strict=True)), 0, True
         for number in range(len(found[0])):
             # What is there is taken in any case, but fewer steps will be asked for.
-            is_worth = num_worth == number and (number not in self._loop_choice.shorter or self._is_worth_waiting())
+            is_worth = is_worth and (not self._loop_choice.could_end_at(number) or self._is_worth_waiting())
             chains = [
                 (grown, of_steps)
                 for growth, of_steps in chains
@@ -301,8 +308,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
             ]
             if not chains:
                 break
-            num_worth += is_worth
-        return num_worth
+            if is_worth or not all(growth.session.is_weighed for growth, _ in chains):
+                num_used = number + 1
+        return num_used
 
     def _grown(
         self, growth: _Growth, of_steps: Sequence[Best | None], number: int, forward_us: float
@@ -326,15 +334,16 @@ class Engine(EngineThread[_Drafting, _Growth]):
     def _is_worth_waiting(self) -> bool:
         """Returns True if another forward is worth the time of the target, which waits for the drafts of sessions."""
         sessions = [session for session, _ in self.sessions.values() if self.residency.has(session)]
-        # For some it waits in any case.
-        if any(session.is_awaited and session.next_expansion() is not None for session in sessions):
-            return True
+        # It waits for some in any case.
+        for session in sessions:
+            if session.takes_turns and not session.is_weighed and session.next_expansion() is not None:
+                return True
         drafts = [draft for draft in (session.awaited_draft() for session in sessions) if draft is not None]
-        return not drafts or is_worth_waiting(drafts)
+        return not drafts or is_worth_waiting(drafts, self._forward_us.get(0.0))
 
     def _end_drafts(self) -> None:
         """Ends drafts that may end wherever that is best, if another forward is not worth the time of the target."""
-        if self._is_worth_waiting():
+        if not any(session.is_weighed for session, _ in self.sessions.values()) or self._is_worth_waiting():
             return
         for session, listener in self.sessions.values():
             if session.awaited_draft() is not None:

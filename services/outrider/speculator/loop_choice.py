@@ -31,7 +31,7 @@ class LoopChoice:
         those that go on with one."""
         self._goes_on = self._begin
         """The one of the two that the latest choice was made by."""
-        self.shorter: Sequence[int] = ()
+        self._shorter: Sequence[int] = ()
         """All lengths of the latest choice but the longest one."""
         self._step_s, self._gap_s = RunningMean(LEARNING_RATE), RunningMean(LEARNING_RATE)
         self._ended_at: float | None = None
@@ -43,13 +43,17 @@ class LoopChoice:
         Args:
             lengths: Ascending.
         """
-        self._goes_on, self.shorter = self._begin if self._ended_at is None else self._rest, lengths[:-1]
+        self._goes_on, self._shorter = self._begin if self._ended_at is None else self._rest, lengths[:-1]
         for shorter, longer in pairwise(lengths):
             rest_s = (longer - shorter) * self._step_s.get(0.0)
             # The other steps, made at once, or behind a gap and only where they are wanted.
             if rest_s >= self._goes_on[shorter].get(0.0) * (self._gap_s.get(FIRST_GAP_S) + rest_s):
                 return shorter
         return lengths[-1]
+
+    def could_end_at(self, num_steps: int) -> bool:
+        """Returns True if the latest choice could have been so many steps, and was perhaps of more."""
+        return num_steps in self._shorter
 
     def observe(self, length: int, started: float, ended: float, *, num_used: int, goes_on: bool) -> None:
         """Learns from a loop.
@@ -65,7 +69,7 @@ class LoopChoice:
             self._gap_s.add(started - self._ended_at)
         self._ended_at = ended if goes_on else None
         self._step_s.add((ended - started) / length)
-        for shorter in self.shorter:
+        for shorter in self._shorter:
             # What comes behind this loop is not seen here.
             if shorter <= length:
                 self._goes_on[shorter].add(float(num_used > shorter or (num_used == shorter == length and goes_on)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from itertools import takewhile
 
 from outrider.core.acceptance import DraftNoise, decides_by_ratio
@@ -111,8 +112,8 @@ class DraftSession:
         self._policy: GrowthPolicy | None = None if spec.begins_paused else growth_policy(spec.speculation)
         self._has_ended = False
         """True if the draft is not worth going on with before the next commit."""
-        self._num_forwards, self._forwards_us = 0, 0.0
-        """Forwards since the last commit, and their time in microseconds."""
+        self._num_forwards = 0
+        """Forwards since the last commit."""
         self._token_probability = RunningMean(0.05)
         """Mean probability of the best token behind a node."""
         self._set_turns(spec.speculation)
@@ -146,7 +147,9 @@ class DraftSession:
         """Takes in by which parameters the tree grows."""
         self._is_awaited = waiting_of(params.method, params) is Waiting.ALWAYS
         """True if the target waits for drafts: no commit comes while one grows."""
-        self._is_weighed = params.method is Method.BEST_FIRST and self._is_awaited
+        self.takes_turns = params.takes_turns(params.method)
+        """True if nothing is drafted while the target works."""
+        self.is_weighed = params.method is Method.BEST_FIRST and self.takes_turns
         """True if a draft ends where another forward is not worth the target's time."""
 
     @property
@@ -202,7 +205,7 @@ class DraftSession:
             acknowledged_node_id: Latest node that the target had by then; 0 means that it does not say.
         """
         self._has_changed = True
-        self._num_forwards, self._forwards_us, self._has_ended = 0, 0.0, False
+        self._num_forwards, self._has_ended = 0, False
         self._send_budget.begin_round(acknowledged_node_id)
         # These two walk down from the old root, so they come before the tree is re-rooted.
         self._claims.judge(self.tree, token_ids)
@@ -249,7 +252,7 @@ class DraftSession:
         if expansion is None:
             return None
         end = self._max_context_len - 1
-        if self._is_awaited and self._max_num_nodes:
+        if self.takes_turns and self._max_num_nodes:
             # The next round cannot go further, and the one behind it waits for a draft of its own.
             end = min(end, self.tree.root.position + self._max_num_nodes)
         nodes = expansion.nodes
@@ -263,25 +266,18 @@ class DraftSession:
     def awaited_draft(self) -> AwaitedDraft | None:
         """Returns what the draft is worth if the target waits for it, and it may end wherever that is best. None means
         that it does not, or that nothing was drafted since the commit: then it waits for one forward at least."""
-        if not self._is_weighed or not self._num_forwards:
+        if not self.is_weighed or not self._num_forwards or self._policy is None:
             return None
         root, expansion, num_gained = self.tree.root, self.next_expansion(), 0.0
         if expansion is not None:
             reached = math.exp(expansion.nodes[0].path_logprob - root.path_logprob)
             # The mean over the forwards that are made at once.
-            num_gained = reached * self._token_probability.get(1.0) ** ((1 + self._num_at_once) / 2)
-        return AwaitedDraft(
-            num_kept=1 + sum(path_probabilities(list(self.tree.live_nodes()), root)),
-            num_gained=num_gained,
-            drafted_us=self._forwards_us,
-            forward_us=self._forwards_us / self._num_forwards,
-            round_us=self._forward_us + self._round_trip_us,
-        )
-
-    @property
-    def is_awaited(self) -> bool:
-        """True if the target waits for this draft however long it takes."""
-        return self._is_awaited and not self._is_weighed
+            num_at_once = min(self._num_at_once, expansion.max_len)
+            num_gained = reached * self._token_probability.get(1.0) ** ((1 + num_at_once) / 2)
+        kept = path_probabilities(list(self.tree.live_nodes()), root)
+        if 0 < self._max_num_nodes < len(kept):
+            kept = nlargest(self._max_num_nodes, kept)
+        return AwaitedDraft(1 + sum(kept), num_gained, self._num_forwards, self._forward_us + self._round_trip_us)
 
     def end_draft(self) -> None:
         """Goes on with the next commit only."""
@@ -411,7 +407,6 @@ class DraftSession:
         """Adds what a forward found: the candidates of each expanded node, best first."""
         self._has_changed = True
         self._num_forwards += 1
-        self._forwards_us += forward_us
         self._unsent_forward_us += forward_us
         self._unsent_forwards += 1
         self._unsent_rows += len(expansion.nodes) + len(expansion.phrase)

@@ -17,24 +17,24 @@ class AwaitedDraft(NamedTuple):
     """Tokens that a round is expected to bring that begins now."""
     num_gained: float
     """Tokens that it is expected to bring more for another forward of the draft model. 0 if the draft has ended."""
-    drafted_us: float
-    """Time of the forwards since the last commit, in microseconds."""
-    forward_us: float
-    """Time of one of them."""
+    num_forwards: int
+    """Forwards since the last commit."""
     round_us: float
-    """Time of a round of the target without its draft. 0 means not known."""
+    """Time of a round of the target without its draft, in microseconds. 0 means not known."""
 
 
-def is_worth_waiting(drafts: Sequence[AwaitedDraft]) -> bool:
+def is_worth_waiting(drafts: Sequence[AwaitedDraft], forward_us: float) -> bool:
     """Returns True if the target says more in its time by waiting for another forward of the draft model.
 
     Args:
         drafts: Those of all sessions that take turns with the target together; at least one.
+        forward_us: Time of a forward of the draft model, in microseconds.
     """
-    forward_us = max(draft.forward_us for draft in drafts)
-    taken_us = max(draft.round_us + draft.drafted_us for draft in drafts)
-    if not all(draft.round_us for draft in drafts):
+    # One that has just come may not know it yet.
+    round_us = max(draft.round_us for draft in drafts)
+    if not round_us:
         return True
+    taken_us = round_us + forward_us * max(draft.num_forwards for draft in drafts)
     # What brings more in its time than the rest has done raises the mean.
     gained, kept = sum(draft.num_gained for draft in drafts), sum(draft.num_kept for draft in drafts)
     return gained * taken_us >= kept * forward_us

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import Contexts, ForwardTimes
+from outrider.core.params import MAX_ROWS
 from outrider.core.reports import TokenLogprobs
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.retriever import TierSource
@@ -260,7 +261,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     def _max_num_nodes(self, num_sessions: int) -> int:
         """Returns the most nodes of a session: all share the rows equally, and one of each is for its last token."""
-        return max(0, self._max_rows // num_sessions - 1)
+        max_num_nodes = max(0, self._max_rows // num_sessions - 1)
+        self._timings.max_num_nodes.add(min(max_num_nodes, MAX_ROWS))
+        return max_num_nodes
 
     def _ask_planned(self, work: Sequence[VerifySession], segments: Sequence[Segment], started: float) -> _Forward:
         """Asks the device for a forward of planned rows, see `_ask`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 from itertools import takewhile
@@ -95,16 +96,17 @@ def is_worth_verifying(
     tokens = 1 + sum(path_probabilities(nodes, session.tree.root))
     later = 1 + accepted_per_chain
     if nodes[0].source is Source.DRAFT:
-        later = tokens + _open_probability(session, nodes) * accepted_per_chain
+        max_depth = int(min(session.max_chain_len, timings.max_num_nodes.get(math.inf)))
+        later = tokens + _open_probability(session, nodes, max_depth) * accepted_per_chain
     forward_ms = timings.plain_ms
     waited_ms = forward_ms + timings.speculator_ms.get(FIRST_LATENCY_SHARE * forward_ms)
     # tokens / forward_ms >= later / waited_ms, without a division by a time that may be 0.
     return tokens * waited_ms >= later * forward_ms
 
 
-def _open_probability(session: Session, nodes: Sequence[Node]) -> float:
+def _open_probability(session: Session, nodes: Sequence[Node], max_depth: int) -> float:
     """Returns the probability of the likeliest path that ends only because nothing more has come yet."""
-    deepest = session.tree.root.position + session.max_chain_len
+    deepest = session.tree.root.position + max_depth
     # A node at the greatest depth has no children because no round could take them.
     ends = [node for node in nodes if not node.children and node.position < deepest]
     most = max(path_probabilities(ends, session.tree.root), default=0.0)

@@ -117,8 +117,6 @@ class VerifySession:
         """Committed tokens that such a draft follows at least: one that was on its way before says nothing."""
         self._set_attached(self._is_attached)
         self._steering = DrafterSteering(spec.speculation, self.choice.strategy, timings)
-        self._max_num_nodes = 1
-        """Most nodes of the latest round."""
         self._max_forward_us = int(MAX_DRAFT_ROUNDS * timings.plain_ms * 1e3) if self.choice.is_probing else 0
 
         # What is retrieved on this side.
@@ -417,7 +415,6 @@ class VerifySession:
                 has logits.
             max_num_nodes: Most nodes; the others are dropped.
         """
-        self._max_num_nodes = max_num_nodes
         # After a round this is the last committed token alone: `apply` keeps the slots of all before it.
         pending = list(self.session.committed[self.cache.length :])
         is_prefilling = len(pending) > MIN_PREFILL_ROWS
@@ -569,7 +566,7 @@ class VerifySession:
 
     def peer_requests(self) -> PeerRequests:
         """Returns what to send to the peers after a round. What is returned here is not returned again."""
-        steering = self._steering.next(self.choice.strategy, self._max_num_nodes) if self._is_attached else None
+        steering = self._steering.next(self.choice.strategy) if self._is_attached else None
         return PeerRequests(self._take_question(), steering)
 
     def _take_question(self) -> Question | None:

@@ -47,6 +47,9 @@ class EngineTimings:
         self.max_num_rows = max_num_rows
         self.num_sessions = 0
         """Sessions that share the forwards now."""
+        self.max_num_nodes = RunningMean(0.5)
+        """Most nodes of a session in a forward, as all in it share the rows; at most `MAX_ROWS`, which no request
+        exceeds."""
         self._activity = Activity.NONE
         self._num_quiet_steps = 0
         self._stepped_at: float | None = None

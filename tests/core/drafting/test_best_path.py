@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.drafting.best_path import MIN_CLAIM, MIN_PATH, MIN_RUNNER_UP, BestPathGrowth
-from outrider.core.params import BestFirstParams, Method, SpeculationParams
+from outrider.core.params import BestFirstParams, Method, Rows, SpeculationParams
 from tests.core.drafting.toy_speculator import (
     ToySpeculator,
     a_missing_token,
@@ -20,9 +20,10 @@ from tests.core.drafting.toy_speculator import (
 )
 
 
-def policy(depth: int = 6, num_children: int = 4, min_path_probability: float = 0.0) -> BestPathGrowth:
-    own = BestFirstParams(num_children=num_children, serial=True)
-    return BestPathGrowth(SpeculationParams(Method.BEST_FIRST, depth, depth, min_path_probability, best_first=own))
+def policy(depth: int = 6, min_path_probability: float = 0.0, rows: Rows = Rows.TREE) -> BestPathGrowth:
+    own = BestFirstParams(num_children=4, serial=True)
+    params = SpeculationParams(Method.BEST_FIRST, depth, depth, min_path_probability, rows=rows, best_first=own)
+    return BestPathGrowth(params)
 
 
 @settings(deadline=None, max_examples=40)
@@ -57,10 +58,14 @@ def test_the_path_ends_at_its_depth_or_where_it_is_improbable() -> None:
     assert len(unsure.num_rows) == 1 + sum(0.4**depth >= MIN_PATH for depth in range(1, 5)) == 3
 
 
-@pytest.mark.parametrize(("probability", "depth"), [(0.5, 1), (0.3, 2), (0.05, 4)])
+@pytest.mark.parametrize(("probability", "depth"), [(0.5, 1), (0.3, 2), (0.05, 4), (0.0, 6)])
 def test_where_rows_are_a_chain_the_request_says_where_the_path_ends(probability: float, depth: int) -> None:
-    speculator = ToySpeculator(policy(min_path_probability=probability), one_after_another(0.45))
-    assert speculator.grow() == depth
+    chain, tree = (
+        ToySpeculator(policy(6, probability, rows), one_after_another(0.45)) for rows in (Rows.CHAIN, Rows.TREE)
+    )
+    assert chain.grow() == depth
+    # That of `auto` is for its chains.
+    assert tree.grow() == 3
 
 
 def test_the_tree_goes_out_whole_and_nothing_grows_before_the_next_commit() -> None:

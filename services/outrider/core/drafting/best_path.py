@@ -13,18 +13,17 @@ import math
 from collections.abc import Sequence
 
 from outrider.core.drafting.policy import Candidate, Child, Expansion, tip_of
-from outrider.core.params import SpeculationParams
+from outrider.core.params import Rows, SpeculationParams
 from outrider.core.tree import DraftTree
 
 MIN_PATH = 0.1
 """The path ends at a node whose path is less probable: a token that comes so seldom is worth less than the time of a
-draft forward. Where rows are a chain, the request may name another probability."""
+draft forward. Where rows are a chain, the request names another probability."""
 MIN_RUNNER_UP = 0.05
 """A runner-up whose path is less probable is not worth a row of the target."""
 
 MIN_CLAIM = 0.5
-"""Share of that probability which the draft model itself must give it: what it has learnt of its claims seldom doubles
-one."""
+"""Share of `MIN_RUNNER_UP` that the draft model must claim for a runner-up: calibration seldom doubles a claim."""
 
 
 class BestPathGrowth:
@@ -36,14 +35,15 @@ class BestPathGrowth:
     def __init__(self, params: SpeculationParams) -> None:
         self._num_children = params.best_first.num_children
         self._max_depth = params.num_speculative_tokens
-        self._min_path_logprob = math.log(params.min_path_probability or MIN_PATH)
+        is_chain = params.rows is Rows.CHAIN
+        self._min_path_logprob = params.min_path_logprob if is_chain else math.log(MIN_PATH)
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """Returns the end of the path, until it is long or improbable enough."""
         # The first child of a node is the one that its forward found best, and the path goes on there.
         tip, depth = tip_of(tree, tree.root)
-        # Only at a node from whose forward nothing has come it does not. The root is asked again: it may be that its
-        # drafter was paused meanwhile.
+        # A node that has been through a forward, and has no child, will have none. But the root is asked again: the
+        # drafter may have been paused while its forward ran.
         has_ended = depth >= self._max_depth or (depth > 0 and tip.is_expanded)
         reached = tip.path_logprob - tree.root.path_logprob
         if has_ended or reached < self._min_path_logprob:

@@ -4,6 +4,7 @@ and nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.core.calibration import DraftCalibration, DraftKey
 from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children
-from outrider.core.params import Method, SamplingParams, SpeculationParams, Steering
+from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.tree import DraftTree, Node, StreamNodes
 from outrider.models.runner import Runner, Segment
@@ -112,6 +113,73 @@ def test_what_grows_next_is_asked_anew_when_the_caller_steers(runner: Runner) ->
     assert drafting.next_expansion() is None
     drafting.steer(Steering(SpeculationParams(Method.PEARL, 3, 6)))
     assert drafting.next_expansion() is not None
+
+
+def in_turns(runner: Runner, num_at_once: int = 1) -> DraftSession:
+    own_params = BestFirstParams(serial=True)
+    params = SpeculationParams(Method.BEST_FIRST, 8, 8, rows=Rows.TREE, best_first=own_params)
+    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, params, VOCAB_SIZE)
+    return DraftSession(spec, runner.new_cache(), runner.max_context_len, num_at_once=num_at_once)
+
+
+def candidates(*probabilities: float) -> list[list[Candidate]]:
+    return [[Candidate(5 + rank, math.log(probability)) for rank, probability in enumerate(probabilities)]]
+
+
+def grow_as(drafting: DraftSession, runner: Runner, *probabilities: float) -> None:
+    """One forward that finds candidates of these probabilities."""
+    expansion = drafting.next_expansion()
+    assert expansion is not None
+    runner.forward([drafting.segment(expansion, 64)])
+    drafting.grow(expansion, candidates(*probabilities), 1.0)
+
+
+def test_a_draft_in_turns_says_what_it_is_worth_and_what_a_forward_would_add(runner: Runner) -> None:
+    drafting = in_turns(runner)
+    drafting.steer(Steering(forward_us=5000, round_trip_us=700))
+    assert drafting.awaited_draft() is None, "the target waits for one forward at least"
+    grow_as(drafting, runner, 0.8, 0.1)
+    draft = drafting.awaited_draft()
+    assert draft is not None
+    # The target's own token, and .8 and .1 of two nodes; a token behind the path is .8 as probable as its end.
+    assert draft == pytest.approx((1.9, 0.64, 1, 5700))
+    grow_as(drafting, runner, 0.5)
+    second = drafting.awaited_draft()
+    assert second is not None
+    rate = 0.95 * 0.8 + 0.05 * 0.5
+    assert second == pytest.approx((2.3, 0.4 * rate, 2, 5700))
+    drafting.end_draft()
+    ended = drafting.awaited_draft()
+    assert ended is not None
+    assert (ended.num_gained, drafting.next_expansion()) == (0.0, None)
+    drafting.commit([5])
+    assert drafting.awaited_draft() is None
+    assert drafting.next_expansion() is not None
+
+
+def test_of_forwards_that_are_made_at_once_the_mean_counts(runner: Runner) -> None:
+    drafting = in_turns(runner, num_at_once=4)
+    grow_as(drafting, runner, 0.8)
+    draft = drafting.awaited_draft()
+    assert draft is not None
+    assert draft.num_gained == pytest.approx(0.8 * 0.8**2.5)
+
+
+def test_only_nodes_that_a_round_can_verify_are_worth_anything(runner: Runner) -> None:
+    drafting = in_turns(runner)
+    drafting.steer(Steering(max_num_nodes=2))
+    grow_as(drafting, runner, 0.6, 0.3, 0.1)
+    draft = drafting.awaited_draft()
+    assert draft is not None
+    assert draft.num_kept == pytest.approx(1.9)
+
+
+def test_candidates_that_the_draft_model_finds_too_improbable_are_not_judged(runner: Runner) -> None:
+    drafting = in_turns(runner)
+    grow_as(drafting, runner, 0.9, 0.06, 0.02, 0.001)
+    assert [round(math.exp(node.logprob), 3) for node in drafting.tree.live_nodes()] == [0.9, 0.06]
+    (claimed,) = drafting._claims._open.values()
+    assert claimed[0] == [5, 6]
 
 
 @pytest.mark.parametrize("method", [Method.SPECULATIVE, Method.OPT_TREE, Method.SEQUOIA, Method.PEARL])

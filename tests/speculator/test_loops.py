@@ -332,6 +332,14 @@ def test_one_that_goes_step_by_step_ends_no_draft_whose_loop_is_to_come() -> Non
     assert [draft.num_forwards for sink in sinks for draft in sink.drafts] == [4, 1]
 
 
+@pytest.mark.parametrize(("loops", "num_at_once"), [(True, 4), (False, 1)])
+def test_a_draft_in_turns_is_judged_by_the_shortest_loop(*, loops: bool, num_at_once: int) -> None:
+    stepped = Stepped(loops=loops)
+    stepped.open(9)
+    stepped.settle()
+    assert stepped.engine.sessions["s9"].session._num_at_once == num_at_once
+
+
 def test_a_paused_draft_is_nobody_s_reason_to_end() -> None:
     stepped, sink = Stepped(loops=True), Sink()
     stepped.open(9)

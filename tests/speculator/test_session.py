@@ -163,6 +163,11 @@ def test_of_forwards_that_are_made_at_once_the_mean_counts(runner: Runner) -> No
     draft = drafting.awaited_draft()
     assert draft is not None
     assert draft.num_gained == pytest.approx(0.8 * 0.8**2.5)
+    # No more of them than there is use for.
+    drafting.steer(Steering(max_num_nodes=2))
+    shorter = drafting.awaited_draft()
+    assert shorter is not None
+    assert shorter.num_gained == pytest.approx(0.8 * 0.8)
 
 
 def test_only_nodes_that_a_round_can_verify_are_worth_anything(runner: Runner) -> None:

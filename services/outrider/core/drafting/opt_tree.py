@@ -6,7 +6,7 @@ tree is the number of its tokens that the target is expected to keep (its Theore
 holds those with the greatest scores, and its shape follows the text.
 
 Unlike the paper's, a tree is not begun from nothing after a commit: what a commit has left of it went through its
-forwards already, and competes with what is new.
+forwards already, and competes with what is new. So does what was found there and cut.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heapq import nlargest
 
 from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children
 from outrider.core.params import SpeculationParams
-from outrider.core.tree import DraftTree, Node
+from outrider.core.tree import DraftTree, Node, NodeState
 
 
 class OptTreeGrowth:
@@ -36,6 +36,8 @@ class OptTreeGrowth:
         self._num_kept: float | None = None
         """Tokens that the target is expected to keep of the tree before the last forward. None means that there was
         none since the commit."""
+        self._cut: dict[Node, list[Candidate]] = {}
+        """Candidates behind nodes that were not among the n best. A commit leaves fewer nodes that are better."""
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """Returns the open nodes among the n best, or the root while nothing stands below it."""
@@ -52,21 +54,39 @@ class OptTreeGrowth:
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
         """Returns the candidates that are among the n best nodes."""
-        best = tree.best_subtree(self._num_nodes, self._max_depth)
-        self._num_kept = _num_kept(tree, best)
-        candidates = all_children(expansion, found)
-        scores = [node.path_logprob for node in best]
+        self._num_kept = _num_kept(tree, tree.best_subtree(self._num_nodes, self._max_depth))
+        return self._best_of(tree, all_children(expansion, found))
+
+    def _best_of(self, tree: DraftTree, candidates: Sequence[Child]) -> list[Child]:
+        """Returns the candidates that are among the n best nodes together with those of the tree; keeps the others."""
+        scores = [node.path_logprob for node in tree.best_subtree(self._num_nodes, self._max_depth)]
         scores += [parent.path_logprob + candidate.logprob for parent, candidate in candidates]
         least = nlargest(self._num_nodes, scores)[-1] if scores else -math.inf
-        return [child for child in candidates if child.parent.path_logprob + child.candidate.logprob >= least]
+        best: list[Child] = []
+        for child in candidates:
+            if child.parent.path_logprob + child.candidate.logprob >= least:
+                best.append(child)
+            else:
+                self._cut.setdefault(child.parent, []).append(child.candidate)
+        return best
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
         """Begins the next tree, with what the commit has left of the last one."""
         self._num_kept = None
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """Returns nothing: what was cut from one tree is not kept for the next one."""
-        return []
+        """Returns what was cut from the tree before and is among the n best of what the commit has left."""
+        cut, self._cut = self._cut, {}
+        deepest = tree.root.position + self._max_depth
+        return self._best_of(
+            tree,
+            [
+                Child(node, candidate)
+                for node, candidates in cut.items()
+                if (node is tree.root or node.state is NodeState.LIVE) and node.position < deepest
+                for candidate in candidates
+            ],
+        )
 
     def foresee(self, stale_tokens: float) -> None:
         """Does nothing: the target waits, so it is nowhere else when the tree arrives."""

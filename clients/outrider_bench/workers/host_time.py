@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -358,6 +358,21 @@ async def _serve() -> None:
     await server.wait_for_termination()
 
 
+def chosen_ways(parser: argparse.ArgumentParser, names: str, known: Collection[str]) -> list[str]:
+    """Return the ways of a list with commas; end the process with an error if there is another one than those known."""
+    ways = names.split(",")
+    if unknown := set(ways) - set(known):
+        parser.error(f"--ways must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    return ways
+
+
+def run_as_services_do() -> None:
+    """Set up this process, which logs nothing but warnings."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -370,12 +385,8 @@ def main() -> None:
     parser.add_argument("--row-us", type=float, default=0.0, help="time of each of their rows beside that")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    ways = options.ways.split(",")
-    if unknown := set(ways) - set(WAYS):
-        parser.error(f"--ways must be of {', '.join(WAYS)}, got {', '.join(sorted(unknown))}")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    torch.set_num_threads(1)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the services do
+    ways = chosen_ways(parser, options.ways, WAYS)
+    run_as_services_do()
     if options.serve:
         asyncio.run(_serve())
         return

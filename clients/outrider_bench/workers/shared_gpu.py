@@ -12,26 +12,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import structlog
 import torch
 from torch import Tensor
 
 from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.contenders import Best
-from outrider.models.cuda.inputs import LOOP_LENS
+from outrider.models.cuda.inputs import loop_lens
 from outrider.models.cuda.rows import MAX_NUM_BEST
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
-from outrider.server.process import SWITCH_INTERVAL_S, freeze_gc
+from outrider.server.process import freeze_gc
 from outrider.verifier.generation import Generation
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
@@ -41,6 +38,8 @@ from outrider_bench.workers.host_time import (
     WARM_UP_TOKENS,
     StubDevice,
     StubRunner,
+    chosen_ways,
+    run_as_services_do,
     stub_model,
     use_device,
 )
@@ -112,9 +111,9 @@ class StubDraftRunner(StubRunner):
     def make_loop(self) -> None:
         """Do nothing: there is one."""
 
-    def loop_lens(self, length: int) -> list[int]:
+    def loop_lens(self, num_steps: int) -> list[int]:
         """See `Runner.loop_lens`."""
-        return [each for each in LOOP_LENS if 3 * each <= 4 * length]
+        return loop_lens(num_steps)
 
     def forward(self, segments: Sequence[Segment], *, drawn: Tensor | None = None, **options: Any) -> Tensor:
         """See `Runner.forward`."""
@@ -239,12 +238,8 @@ def main() -> None:
     parser.add_argument("--draft-row-us", type=float, default=50.0, help="time of each of its sessions beside that")
     parser.add_argument("--slowed", type=float, default=6.5, help="factor of that time beside a forward of the target")
     options = parser.parse_args()
-    ways = options.ways.split(",")
-    if unknown := set(ways) - set(WAYS):
-        parser.error(f"--ways must be of {', '.join(WAYS)}, got {', '.join(sorted(unknown))}")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    torch.set_num_threads(1)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the services do
+    ways = chosen_ways(parser, options.ways, WAYS)
+    run_as_services_do()
     titles = ("hard", "sessions", "tokens/s", "ms a forward", "tokens a round", "draft steps")
     print(f"{'way':12}" + "".join(f"{title:>{2 + len(title)}}" for title in titles))
     for hard in map(float, options.hard.split(",")):

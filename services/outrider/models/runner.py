@@ -17,7 +17,7 @@ from transformers.modeling_utils import AttentionInterface
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
 from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, INVARIANT_BUCKETS, Acceleration, Capture, Forwards
-from outrider.models.cuda.inputs import LOOP_LENS
+from outrider.models.cuda.inputs import loop_lens
 from outrider.models.cuda.loop import DraftLoop
 from outrider.models.cuda.rows import MAX_NUM_BEST, RowDraws
 from outrider.models.cuda.steps import CudaSteps
@@ -267,11 +267,10 @@ class Runner:
         """True if chains may grow by several steps at once."""
         return self._loop is not None
 
-    def loop_lens(self, length: int) -> list[int]:
-        """Returns how many steps `draft` can make at once where so many are wanted: fewer, or not many more;
-        ascending."""
-        # A quarter of the steps in vain is less than what single steps behind a shorter loop cost the host.
-        return [] if self._loop is None else [each for each in LOOP_LENS if 3 * each <= 4 * length]
+    def loop_lens(self, num_steps: int) -> list[int]:
+        """Returns how many steps `draft` can make at once where so many are wanted, see
+        `outrider.models.cuda.inputs.loop_lens`; none without a loop."""
+        return [] if self._loop is None else loop_lens(num_steps)
 
     def draft(
         self, segments: Sequence[Segment], params: Sequence[SamplingParams], first_indices: Sequence[int], length: int

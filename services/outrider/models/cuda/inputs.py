@@ -52,6 +52,12 @@ MAX_LOOP_ROWS = 128
 Ints = npt.NDArray[np.int32]
 
 
+def loop_lens(num_steps: int) -> list[int]:
+    """Returns how many steps a loop may have where so many are wanted: fewer, or not many more; ascending."""
+    # A quarter of the steps in vain is less than what single steps behind a shorter loop cost the host.
+    return [each for each in LOOP_LENS if 3 * each <= 4 * num_steps]
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Describes a forward of a fixed number of rows."""

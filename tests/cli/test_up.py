@@ -123,6 +123,7 @@ def test_it_generates_the_same_text_with_and_without_drafts(up: subprocess.Popen
     assert shown.stderr.startswith("auto: 48 tokens in ")
 
 
+@pytest.mark.suite
 def test_its_curl_line_works_and_what_is_killed_is_started_anew(tmp_path: Path) -> None:
     command = [*COMMAND, "up", *SMALL, "--no-datastore", "--lab", "--log-folder", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -35,7 +35,7 @@ from tests.core.toy_generation import (
 )
 from tests.support.ratio_rule import draw
 
-NUM_TEXTS, NUM_FULL_TEXTS = 10_000, 100_000
+NUM_TEXTS, NUM_FULL_TEXTS = 6_000, 100_000
 NUM_WRONG_TEXTS = 8_000
 NUM_TEXTS_OF_SOURCES = 4_000
 """Enough for the wrong rule to fail."""

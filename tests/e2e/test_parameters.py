@@ -142,7 +142,7 @@ LAW = {
 }
 LAW_LENGTH = 4
 """Tokens of a text. The last ones may be drafted."""
-NUM_LAW_TEXTS, NUM_FULL_LAW_TEXTS = 640, 6400
+NUM_LAW_TEXTS, NUM_FULL_LAW_TEXTS = 320, 6400
 
 
 @cache

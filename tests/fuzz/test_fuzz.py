@@ -22,7 +22,7 @@ from tests.fuzz.servers import Servers, stack_config
 
 pytestmark = pytest.mark.slow
 
-NUM_MESSAGES = 300
+NUM_MESSAGES = 200
 NUM_REQUESTS = 100
 PATHS = paths()
 KNOWN = rpcs(types_pb2.ModelInfo(tokenizer_hash="any", vocab_size=2048))

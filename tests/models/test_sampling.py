@@ -17,7 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.models.ratio import DraftDraw, draft_candidates
 from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler, most_probable, ranked
 
-NUM_DRAWS = 200_000
+NUM_DRAWS = 100_000
 COMBINATIONS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.7},

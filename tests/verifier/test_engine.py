@@ -82,6 +82,14 @@ def test_a_draft_that_does_not_come_holds_the_others_until_its_deadline(engine: 
     assert engine.plan(second.deadline) == ([first, second], None)
 
 
+def test_nobody_waits_for_a_drafter_that_is_lost(engine: Engine) -> None:
+    first, second = add_drafted(engine), add_drafted(engine)
+    draft_to(first, 8)
+    assert engine.plan(OPENED_AT)[0] == []
+    second.detach(Peer.SPECULATOR, Absence.LOST)
+    assert engine.plan(OPENED_AT) == ([first, second], None)
+
+
 def another_gpu(engine: Engine) -> list[VerifySession]:
     return [add_drafted(engine, shares_gpu=False), add_drafted(engine, shares_gpu=False)]
 
@@ -98,12 +106,6 @@ def one_that_reads_its_prompt(engine: Engine) -> list[VerifySession]:
     return [add_drafted(engine), add_drafted(engine), add_drafted(engine, num_prompt_tokens=300)]
 
 
-def one_that_has_lost_its_drafter(engine: Engine) -> list[VerifySession]:
-    sessions = [add_drafted(engine), add_drafted(engine)]
-    sessions[1].detach(Peer.SPECULATOR, Absence.LOST)
-    return sessions
-
-
 def a_draft_model_that_reads(engine: Engine) -> list[VerifySession]:
     return [add_drafted(engine), add_session(engine, Method.SPECULATIVE, 3, 2, shares_gpu=True)]
 
@@ -115,7 +117,6 @@ def a_draft_model_that_reads(engine: Engine) -> list[VerifySession]:
         a_plain_one,
         one_that_is_drafted_ahead,
         one_that_reads_its_prompt,
-        one_that_has_lost_its_drafter,
         a_draft_model_that_reads,
     ],
 )

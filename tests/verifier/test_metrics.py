@@ -139,6 +139,8 @@ async def test_a_speculator_that_is_away_from_the_beginning_is_a_reason_and_no_l
 
 
 async def test_tokens_and_rounds_are_counted_while_a_generation_runs(client: Client, verifier: RunningVerifier) -> None:
+    # Tests share the pool: what engines before have left in it comes back when the collector has found it.
+    num_bytes_before = values_of(verifier.servicer.metrics())["outrider_kv_cache_bytes"][""]
     generation = client.generate(PROMPT, max_tokens=1500, ignore_eos=True, method="off")
     num_tokens = 0
     async for chunk in generation:
@@ -159,7 +161,7 @@ async def test_tokens_and_rounds_are_counted_while_a_generation_runs(client: Cli
     assert (values["outrider_requests_running"][""], values["outrider_requests_waiting"][""]) == (0, 0)
     assert values["outrider_request_duration_seconds"]["count"] == 0
     # A session is forgotten a moment before its blocks are free, and the engine is another thread.
-    await until(lambda: values_of(verifier.servicer.metrics())["outrider_kv_cache_bytes"][""] == 0)
+    await until(lambda: values_of(verifier.servicer.metrics())["outrider_kv_cache_bytes"][""] <= num_bytes_before)
 
 
 async def test_a_generation_waits_until_its_prompt_is_processed(client: Client, verifier: RunningVerifier) -> None:

@@ -62,6 +62,17 @@ class _Growth(NamedTuple):
     expansion: Expansion
 
 
+class _Loop(NamedTuple):
+    """Tells of several steps that were made at once."""
+
+    sessions: Sequence[DraftSession]
+    length: int
+    started: float
+    ended: float
+    num_used: int
+    """Most of the steps that were worth their time to a session."""
+
+
 WARM_PAUSE_S = 0.0002
 """Pause between two forwards that keep the model warm. Long enough for the event loop to get the interpreter's lock."""
 
@@ -201,9 +212,14 @@ class Engine(EngineThread[_Drafting, _Growth]):
         stepped = [each for number, each in enumerate(zip(work, segments, strict=True)) if number not in looped]
         if stepped:
             self._step([growth for growth, _ in stepped], [segment for _, segment in stepped])
+        loop = None
         if looped:
-            self._draft([work[number] for number in looped], [segments[number] for number in looped], length)
-        self._end_drafts()
+            loop = self._draft([work[number] for number in looped], [segments[number] for number in looped], length)
+        is_worth = self._is_worth_waiting()
+        if loop is not None:
+            self._learn_from(loop, is_worth=is_worth)
+        if not is_worth:
+            self._end_drafts()
         self._deliver()
         self.counts.busy_s += time.perf_counter() - started
 
@@ -264,7 +280,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
                 looped.append(number)
         return length, looped
 
-    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> None:
+    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> _Loop:
         """Grows chains by several steps at once, as if they were made one after the other. So each ends where its
         session wants no more of it."""
         started = time.perf_counter()
@@ -280,19 +296,18 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self.counts.steps.add(forward_us / 1e6, length)
         self._forward_us.add(forward_us)
         num_used = self._grow_chains(work, found, forward_us)
-        is_worth = self._is_worth_waiting()
-        self._loop_choice.observe(
-            length,
-            started,
-            started + forward_us * length / 1e6,
-            num_used=num_used,
-            goes_on=any(self._is_looped(session) and (is_worth or not session.is_weighed) for session, _, _ in work),
-        )
         for segment in segments:
             # Room of steps that were in vain.
             segment.cache.shrink()
         if unsettled:
             self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
+        sessions = [session for session, _, _ in work]
+        return _Loop(sessions, length, started, started + forward_us * length / 1e6, num_used)
+
+    def _learn_from(self, loop: _Loop, *, is_worth: bool) -> None:
+        """Learns how long loops should be; `is_worth` as `_is_worth_waiting` says."""
+        goes_on = any(self._is_looped(session) and (is_worth or not session.is_weighed) for session in loop.sessions)
+        self._loop_choice.observe(loop.length, loop.started, loop.ended, num_used=loop.num_used, goes_on=goes_on)
 
     def _grow_chains(self, work: Sequence[_Growth], found: Sequence[Sequence[Best | None]], forward_us: float) -> int:
         """Grows what several steps have found, each behind the one before, up to where its session goes on otherwise;
@@ -332,8 +347,11 @@ class Engine(EngineThread[_Drafting, _Growth]):
         return growth._replace(expansion=following)
 
     def _is_worth_waiting(self) -> bool:
-        """Returns True if another forward is worth the time of the target, which waits for the drafts of sessions."""
+        """Returns True if another forward is worth the time of the target, which waits for the drafts of sessions, or
+        if no draft ends by that."""
         sessions = [session for session, _ in self.sessions.values() if self.residency.has(session)]
+        if not any(session.is_weighed for session in sessions):
+            return True
         # It waits for some in any case.
         for session in sessions:
             if session.takes_turns and not session.is_weighed and session.next_expansion() is not None:
@@ -342,9 +360,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         return not drafts or is_worth_waiting(drafts, self._forward_us.get(0.0))
 
     def _end_drafts(self) -> None:
-        """Ends drafts that may end wherever that is best, if another forward is not worth the time of the target."""
-        if not any(session.is_weighed for session, _ in self.sessions.values()) or self._is_worth_waiting():
-            return
+        """Ends drafts that may end wherever that is best: another forward is not worth the time of the target."""
         for session, listener in self.sessions.values():
             if session.awaited_draft() is not None:
                 session.end_draft()

@@ -199,6 +199,8 @@ class VerifySession:
     def detach(self, peer: Peer, absence: Absence) -> None:
         """Goes on without the drafter, which is this peer: its stream has ended, or there was none."""
         self._set_attached(False)
+        # No draft comes any more that this round could wait for.
+        self._patience_ms = min(self._patience_ms, self._patience())
         # What was not there when the session began was not lost. The caller of Collaborate opens no stream of its own.
         if self._has_opened or self._has_drafted:
             self.session.statistics.add(num_speculator_losses=1)

@@ -24,8 +24,10 @@ from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.rows import UNSETTLED, RowDraws
 from outrider.models.runner import Runner, Segment
+from outrider.speculator import engine as engine_module
 from outrider.speculator.engine import Engine
 from outrider.speculator.session import DraftSessionSpec
+from outrider.speculator.turns import AwaitedDraft
 from tests.support.cuda_twins import TWIN_GPU, TWINS, best_tokens
 from tests.support.services import draft_model
 from tests.support.tiny_models import VOCAB_SIZE, build, text
@@ -349,6 +351,27 @@ def test_a_paused_draft_is_nobody_s_reason_to_end() -> None:
     stepped.engine.steer("s9", Steering(SpeculationParams(Method.OFF)))
     stepped.settle()
     assert session.awaited_draft() is None
+
+
+def test_a_draft_that_the_target_leaves_out_of_its_rounds_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int] = []
+
+    def goes_on(drafts: Sequence[AwaitedDraft], _forward_us: float) -> bool:
+        noted.append(len(drafts))
+        return True
+
+    monkeypatch.setattr(engine_module, "is_worth_waiting", goes_on)
+    stepped = Stepped(loops=False)
+    for number in range(2):
+        spec = DraftSessionSpec(f"s{number}", tuple(text(30, number)), 30, SPECS[0][0], IN_TURNS_TO_THE_END, VOCAB_SIZE)
+        stepped.engine.open(spec, Sink())
+    # A slow reader's session is not verified with the other one; then it is.
+    for committing, num_waiting in (("", 2), ("01", 2), ("0", 1), ("0", 1), ("01", 2)):
+        for number in committing:
+            stepped.engine.commit(f"s{number}", (1,))
+        noted.clear()
+        stepped.settle()
+        assert noted[-1] == num_waiting
 
 
 def test_the_time_of_a_forward_is_that_of_one_that_reads_no_prompt() -> None:

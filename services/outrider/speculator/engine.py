@@ -110,6 +110,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._drafts: list[tuple[DraftListener, Draft]] = []
         """Drafts that are not on their way to their listeners yet."""
         self._loop_choice = LoopChoice()
+        self._round = 0
+        """Rounds of the target so far, as far as commits tell."""
         self._forward_us = RunningMean()
         """Time of a forward that reads no prompt, in microseconds."""
         self.forward_us = forward_us
@@ -144,6 +146,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
         def commit(drafting: _Drafting) -> None:
             drafting.session.commit(token_ids, acknowledged_node_id)
+            # Sessions that take turns commit together: who does so again begins the next round.
+            self._round += drafting.session.round == self._round
+            drafting.session.round = self._round
             self.counts.num_commits += 1
             # A commit makes some nodes without a forward: those that the policy had foreseen.
             self._send(*drafting)
@@ -169,6 +174,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             # Fewer are wanted of a path that is nearly long enough; they are too few to be asked for.
             num_at_once=min(self._runner.loop_lens(spec.speculation.num_speculative_tokens), default=1),
         )
+        session.round = self._round
         self.residency.add(session)
         self.counts.num_opened += 1
         self.counts.num_resyncs += len(spec.committed_token_ids) > spec.num_prompt_tokens
@@ -356,7 +362,10 @@ class Engine(EngineThread[_Drafting, _Growth]):
         for session in sessions:
             if session.takes_turns and not session.is_weighed and session.next_expansion() is not None:
                 return True
-        drafts = [draft for draft in (session.awaited_draft() for session in sessions) if draft is not None]
+        # Those that have ended and were not verified in the last round are not waiting for this one: their reader is
+        # slow, or their target another one.
+        waiting = [each for each in sessions if each.round == self._round or each.next_expansion() is not None]
+        drafts = [draft for draft in (session.awaited_draft() for session in waiting) if draft is not None]
         return not drafts or is_worth_waiting(drafts, self._forward_us.get(0.0))
 
     def _end_drafts(self) -> None:

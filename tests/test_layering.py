@@ -81,7 +81,7 @@ HOMES = {
 
 @cache
 def imports_of(path: Path) -> list[str]:
-    """Full names of everything that a file imports."""
+    """Returns the full names of everything that a file imports."""
     return list(_imports(path))
 
 

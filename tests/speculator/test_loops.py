@@ -353,7 +353,10 @@ def test_a_paused_draft_is_nobody_s_reason_to_end() -> None:
     assert session.awaited_draft() is None
 
 
-def test_a_draft_that_the_target_leaves_out_of_its_rounds_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("going_on", "left_out"), ["01", "10"], ids=["the younger", "the older"])
+def test_a_draft_that_the_target_leaves_out_of_its_rounds_waits_for_none(
+    monkeypatch: pytest.MonkeyPatch, going_on: str, left_out: str
+) -> None:
     noted: list[int] = []
 
     def goes_on(drafts: Sequence[AwaitedDraft], _forward_us: float) -> bool:
@@ -362,16 +365,31 @@ def test_a_draft_that_the_target_leaves_out_of_its_rounds_waits_for_none(monkeyp
 
     monkeypatch.setattr(engine_module, "is_worth_waiting", goes_on)
     stepped = Stepped(loops=False)
-    for number in range(2):
-        spec = DraftSessionSpec(f"s{number}", tuple(text(30, number)), 30, SPECS[0][0], IN_TURNS_TO_THE_END, VOCAB_SIZE)
+
+    def open_session(number: int) -> None:
+        prompt = tuple(text(30, number))
+        spec = DraftSessionSpec(f"s{number}", prompt, 30, SPECS[0][0], IN_TURNS_TO_THE_END, VOCAB_SIZE)
         stepped.engine.open(spec, Sink())
-    # A slow reader's session is not verified with the other one; then it is.
-    for committing, num_waiting in (("", 2), ("01", 2), ("0", 1), ("0", 1), ("01", 2)):
+
+    open_session(0)
+    open_session(1)
+
+    def weighed_behind(committing: str) -> int:
         for number in committing:
             stepped.engine.commit(f"s{number}", (1,))
         noted.clear()
         stepped.settle()
-        assert noted[-1] == num_waiting
+        return noted[-1]
+
+    together = ["", "01", "01"]
+    assert [weighed_behind(each) for each in together] == [2, 2, 2]
+    # A slow reader's session is not verified with the other one; then it is, whichever commits first.
+    alone = [weighed_behind(going_on) for _ in range(6)]
+    assert (alone[:3], alone[-2:]) == ([2, 2, 2], [1, 1])
+    assert [weighed_behind(each) for each in together[1:]] == [2, 2]
+    assert weighed_behind(left_out) == 2
+    open_session(2)
+    assert weighed_behind("") == 3, "its first draft is waited for, too"
 
 
 def test_the_time_of_a_forward_is_that_of_one_that_reads_no_prompt() -> None:

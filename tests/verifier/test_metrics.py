@@ -160,8 +160,13 @@ async def test_tokens_and_rounds_are_counted_while_a_generation_runs(client: Cli
     assert above_0(values["outrider_requests_total"]) == {"CANCELLED,": 1}
     assert (values["outrider_requests_running"][""], values["outrider_requests_waiting"][""]) == (0, 0)
     assert values["outrider_request_duration_seconds"]["count"] == 0
+
     # A session is forgotten a moment before its blocks are free, and the engine is another thread.
-    await until(lambda: values_of(verifier.servicer.metrics())["outrider_kv_cache_bytes"][""] <= num_bytes_before)
+    def is_free() -> bool:
+        values = values_of(verifier.servicer.metrics())
+        return not values["outrider_kv_cache_tokens"][""] and values["outrider_kv_cache_bytes"][""] <= num_bytes_before
+
+    await until(is_free)
 
 
 async def test_a_generation_waits_until_its_prompt_is_processed(client: Client, verifier: RunningVerifier) -> None:

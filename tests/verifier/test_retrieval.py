@@ -221,6 +221,15 @@ def test_nobody_waits_for_a_datastore_that_is_gone_or_never_answers() -> None:
     assert generation.retrieval.patience_ms() == 0.0
 
 
+def test_who_was_asked_nothing_has_not_failed_to_answer() -> None:
+    generation = Generation()
+    generation.answer(10, 11, 12)
+    for _ in range(3):
+        generation.retrieval.time_out()  # the round has waited for a draft model that was lost
+    generation.say(10, 11, 99)
+    assert generation.retrieval.patience_ms() > 0.0
+
+
 def test_without_a_datastore_nothing_is_asked() -> None:
     session = Generation(Method.RETRIEVAL).session
     alone = SessionRetrieval(session, RetrievalPlan(), EngineTimings(ForwardTimes({1: 1.0})), None)

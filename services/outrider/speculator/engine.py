@@ -62,7 +62,7 @@ class _Growth(NamedTuple):
     expansion: Expansion
 
 
-class _Loop(NamedTuple):
+class _LoopRun(NamedTuple):
     """Tells of several steps that were made at once."""
 
     sessions: Sequence[DraftSession]
@@ -70,9 +70,11 @@ class _Loop(NamedTuple):
     started: float
     ended: float
     num_used: int
-    """Most of the steps that were worth their time to a session."""
+    """Number of the steps that were worth their time to any session."""
 
 
+MAX_ROUNDS_LEFT_OUT = 2
+"""Rounds of the others from which on a draft that has ended, and is not verified with theirs, is not weighed."""
 WARM_PAUSE_S = 0.0002
 """Pause between two forwards that keep the model warm. Long enough for the event loop to get the interpreter's lock."""
 
@@ -110,8 +112,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._drafts: list[tuple[DraftListener, Draft]] = []
         """Drafts that are not on their way to their listeners yet."""
         self._loop_choice = LoopChoice()
-        self._round = 0
-        """Rounds of the target so far, as far as commits tell."""
+        self._num_commits_in_turns = 0
+        """Commits so far of sessions that take turns with their target."""
         self._forward_us = RunningMean()
         """Time of a forward that reads no prompt, in microseconds."""
         self.forward_us = forward_us
@@ -146,9 +148,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
         def commit(drafting: _Drafting) -> None:
             drafting.session.commit(token_ids, acknowledged_node_id)
-            # Sessions that take turns commit together: who does so again begins the next round.
-            self._round += drafting.session.round == self._round
-            drafting.session.round = self._round
+            self._num_commits_in_turns += drafting.session.takes_turns
+            drafting.session.commit_number = self._num_commits_in_turns
             self.counts.num_commits += 1
             # A commit makes some nodes without a forward: those that the policy had foreseen.
             self._send(*drafting)
@@ -174,7 +175,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             # Fewer are wanted of a path that is nearly long enough; they are too few to be asked for.
             num_at_once=min(self._runner.loop_lens(spec.speculation.num_speculative_tokens), default=1),
         )
-        session.round = self._round
+        session.commit_number = self._num_commits_in_turns
         self.residency.add(session)
         self.counts.num_opened += 1
         self.counts.num_resyncs += len(spec.committed_token_ids) > spec.num_prompt_tokens
@@ -286,7 +287,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
                 looped.append(number)
         return length, looped
 
-    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> _Loop:
+    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> _LoopRun:
         """Grows chains by several steps at once, as if they were made one after the other. So each ends where its
         session wants no more of it."""
         started = time.perf_counter()
@@ -308,9 +309,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
         if unsettled:
             self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
         sessions = [session for session, _, _ in work]
-        return _Loop(sessions, length, started, started + forward_us * length / 1e6, num_used)
+        return _LoopRun(sessions, length, started, started + forward_us * length / 1e6, num_used)
 
-    def _learn_from(self, loop: _Loop, *, is_worth: bool) -> None:
+    def _learn_from(self, loop: _LoopRun, *, is_worth: bool) -> None:
         """Learns how long loops should be; `is_worth` as `_is_worth_waiting` says."""
         goes_on = any(self._is_looped(session) and (is_worth or not session.is_weighed) for session in loop.sessions)
         self._loop_choice.observe(loop.length, loop.started, loop.ended, num_used=loop.num_used, goes_on=goes_on)
@@ -353,8 +354,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         return growth._replace(expansion=following)
 
     def _is_worth_waiting(self) -> bool:
-        """Returns True if another forward is worth the time of the target, which waits for the drafts of sessions, or
-        if no draft ends by that."""
+        """Returns True if another forward is worth the time of the target, which waits for the drafts of sessions. It
+        is where no session is weighed."""
         sessions = [session for session, _ in self.sessions.values() if self.residency.has(session)]
         if not any(session.is_weighed for session in sessions):
             return True
@@ -362,9 +363,10 @@ class Engine(EngineThread[_Drafting, _Growth]):
         for session in sessions:
             if session.takes_turns and not session.is_weighed and session.next_expansion() is not None:
                 return True
-        # Those that have ended and were not verified in the last round are not waiting for this one: their reader is
-        # slow, or their target another one.
-        waiting = [each for each in sessions if each.round == self._round or each.next_expansion() is not None]
+        # Sessions that take turns commit once a round. Whose draft has ended, and was left out of several rounds, does
+        # not wait for the others: its reader is slow.
+        oldest = self._num_commits_in_turns - MAX_ROUNDS_LEFT_OUT * len(sessions)
+        waiting = [each for each in sessions if each.commit_number >= oldest or each.next_expansion() is not None]
         drafts = [draft for draft in (session.awaited_draft() for session in waiting) if draft is not None]
         return not drafts or is_worth_waiting(drafts, self._forward_us.get(0.0))
 

@@ -105,8 +105,8 @@ class DraftSession:
         """True if what a forward finds needs the session before the next one."""
         self._num_at_once = 1 if self._asks_more else num_at_once
         self.cache = cache
-        self.round = 0
-        """Round of the target that it takes part in, as its engine counts them."""
+        self.commit_number = 0
+        """Number of its latest commit, or of the latest one before it was opened, as its engine counts them."""
         self.has_begun = False
         """True once it has had room in the pool."""
         self._is_shared = False

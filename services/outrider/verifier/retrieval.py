@@ -317,5 +317,6 @@ class SessionRetrieval:
         return DraftTimings(timings.datastore_ms.value, timings.forward_ms.get(0.0), value, self._num_timeouts)
 
     def time_out(self) -> None:
-        """Counts an answer that was waited for in vain."""
-        self._num_timeouts += 1
+        """Counts an answer that was waited for in vain, if one was asked for."""
+        # It may be a lost draft that was waited for.
+        self._num_timeouts += self._awaits

@@ -143,6 +143,7 @@ def config_of(llama_server: str, **settings: Any) -> BenchConfig:
     return BenchConfig(target="demo/target", prompts=prompts, llama_server=llama_server, **settings)
 
 
+@pytest.mark.suite
 async def test_the_benchmark_asks_each_setting_through_one_driver(tmp_path: Path) -> None:
     async with running_llama_cpp(config_of(program(tmp_path))) as driver:
         for contender in LLAMA_CPP_CONTENDERS:

@@ -61,6 +61,7 @@ async def test_health_is_not_serving_while_loading_or_draining(verifier: Service
     await asyncio.to_thread(verifier.wait, 20.0)
 
 
+@pytest.mark.suite
 async def test_a_generation_that_outlasts_the_drain_is_cut_off(tmp_path: Path) -> None:
     arguments = ("--model", "demo/target", "--num-threads", "1", "--drain-timeout-s", "0")
     service = Service("verifier", "outrider.verifier", arguments, tmp_path / "log", listen=ANY_PORT)
@@ -106,6 +107,7 @@ def test_a_wrong_setting_is_one_line_that_names_it(arguments: list[str], variabl
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.suite
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outrider.verifier", "--listen", ANY_PORT, "--model", "demo/nope"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

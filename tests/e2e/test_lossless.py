@@ -53,7 +53,7 @@ def first_difference(prompt_token_ids: Sequence[int], one: Sequence[int], other:
 async def test_all_methods_give_the_same_text_with_chains_and_with_trees(
     client: Client, temperature: float, full: bool
 ) -> None:
-    chosen = prompts()[:: 1 if full else 10]
+    chosen = prompts()[:: 1 if full else 14]
     jobs = [(prompt, variant) for prompt in chosen for variant in VARIANTS]
     limit = asyncio.Semaphore(8)
 

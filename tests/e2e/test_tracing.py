@@ -208,6 +208,7 @@ async def test_a_malformed_traceparent_is_ignored_from_end_to_end(traced: LocalS
     assert result.num_output_tokens == OPTIONS["max_tokens"]
 
 
+@pytest.mark.suite
 async def test_an_edge_passes_the_trace_on_to_the_cloud(
     collector: tuple[Collector, str],
     application: Callable[[bool], TracerProvider],
@@ -260,6 +261,7 @@ async def test_an_edge_inside_the_application_traces_as_the_application_does(
     assert in_cloud.service == "outrider-verifier"
 
 
+@pytest.mark.suite
 async def test_a_dead_collector_changes_no_text_and_delays_no_end(traced: LocalStack, tmp_path: Path) -> None:
     async with Client(traced.address) as client:
         expected = await client.complete(PROMPT, **(OPTIONS | {"method": "off"}))

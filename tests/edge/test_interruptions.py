@@ -22,7 +22,7 @@ from tests.support.services import RunningVerifier, draft_model, running_edge, r
 pytestmark = pytest.mark.slow
 
 TEXT = "class TestParser(unittest.TestCase):\n    def test_"
-NUM_TOKENS = 200
+NUM_TOKENS = 120
 METHODS = ["off", "speculative", "best-first", "auto"]
 
 

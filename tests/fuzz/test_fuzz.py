@@ -47,6 +47,7 @@ async def servers(stack: LocalStack) -> AsyncIterator[Servers]:
 
 
 @pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.suite
 async def test_no_mutated_message_does_harm(servers: Servers, name: str) -> None:
     known = rpcs(servers.model)
     if needed := known[name].needs:
@@ -94,6 +95,7 @@ def test_what_would_generate_long_is_shortened() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, path in PATHS.items() if path.path != "/page/load"])
+@pytest.mark.suite
 async def test_no_mutated_request_does_harm(servers: Servers, gateway: FuzzedGateway, name: str) -> None:
     result = await fuzz_gateway(gateway, servers, PATHS[name], NUM_REQUESTS, seed=0)
     assert not result.findings, "\n\n".join(result.findings)

@@ -85,6 +85,7 @@ async def test_the_client_for_node(gateway: RunningGateway, node: str) -> None:
     assert told["first"]
 
 
+@pytest.mark.suite
 async def test_langchain_and_litellm(gateway: RunningGateway, python: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("other_clients.py")
     # Without it, it asks GitHub for prices.
@@ -110,6 +111,7 @@ async def test_langchain_and_litellm(gateway: RunningGateway, python: str, tmp_p
     assert lite["errors"] == [["BadRequestError", 400], ["NotFoundError", 404]]
 
 
+@pytest.mark.suite
 async def test_schemathesis_finds_no_answer_that_the_description_does_not_tell_of(
     gateway: RunningGateway, python: str, tmp_path: Path, full: bool
 ) -> None:

@@ -320,6 +320,7 @@ def test_a_verifier_that_runs_is_measured_from_outside(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.suite
 def test_a_verifier_that_does_not_answer_is_one_line() -> None:
     command = [sys.executable, "-m", "outrider_cli", "bench", "pair", "--address", "127.0.0.1:1", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from tests.gateway.page.fake_gateway import FAST, RACE, FakeGateway, running
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser: pip install playwright")
 CHROMIUM = os.environ.get("OUTRIDER_CHROMIUM") or shutil.which("chromium")
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.suite,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: install it, or name it in OUTRIDER_CHROMIUM"),
 ]
-HERE = Path(__file__).parent
 DONE = "body[data-state=done]"
 USUAL_GAP_MS, LONGEST_GAP_MS = 100, 1000
 """Milliseconds between two frames, of half of them and of all, that are no freeze yet on cores that others use, too."""
@@ -392,11 +390,3 @@ def test_two_hundred_rounds_a_second_do_not_freeze_it(page: Any) -> None:
     assert gaps[len(gaps) // 2] < USUAL_GAP_MS
     assert gaps[-1] < LONGEST_GAP_MS
     assert page.evaluate("window.longest") < LONGEST_GAP_MS
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node: it runs the tests of what needs no browser")
-def test_what_needs_no_browser() -> None:
-    ran = subprocess.run(
-        ["node", "--test", *map(str, HERE.glob("*.test.mjs"))], capture_output=True, text=True, timeout=60
-    )
-    assert ran.returncode == 0, ran.stdout

@@ -52,7 +52,14 @@ def norm_gate(
 
 
 def multiply_add(
-    x: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, norm: Tensor, scaled: Tensor, squares: Tensor
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    hidden: Tensor,
+    norm: Tensor,
+    scaled: Tensor,
+    squares: Tensor,
+    _is_early: bool,
 ) -> None:
     """Writes the squares of all columns as those of one part, and nothing of use behind it."""
     assert len(hidden) in FEW_ROWS

@@ -79,6 +79,18 @@ def compiled(
     return Compiled(found.asm["ptx"], numbers["REG"], num_spilled, found.metadata.shared, is_spilled)
 
 
+def begins_early(ptx: str) -> bool:
+    """True if a kernel lets the next one begin, and writes nothing before it has waited for the one before it."""
+    if "griddepcontrol" not in ptx:
+        return False
+    before, after = ptx.split("griddepcontrol.wait", 1)
+    assert "griddepcontrol.launch_dependents" in before
+    assert "griddepcontrol" not in after
+    # Copies are of what others write, too.
+    assert not re.search(r"\b(?:st\.global|atom\.|red\.|cp\.async)", before)
+    return True
+
+
 def _cuobjdump(option: str, path: str) -> str:
     import triton
 

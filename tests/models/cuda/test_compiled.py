@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from tests.models.cuda.compiling import TARGETS, Compiled, compiled
+from tests.models.cuda.compiling import TARGETS, Compiled, begins_early, compiled
 
 pytest.importorskip("triton")
 
 from outrider.models.cuda import attention, few_rows, heads, invariant, layer, moves
 from outrider.models.cuda.inputs import tile_of
+from outrider.models.cuda.overlap import CAPABILITY
 from outrider.models.cuda.steps import FEW_ROWS
 
 pytestmark = pytest.mark.compile
@@ -24,6 +25,11 @@ SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 def of_type(type_: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, type_)
+
+
+def is_early(capability: int) -> bool:
+    """True for GPUs whose kernels begin while others end."""
+    return capability >= 10 * CAPABILITY
 
 
 def attend_for(capability: int, type_: str = "bf16", group: int = 4, head_dim: int = HEAD_DIM) -> Compiled:
@@ -41,6 +47,7 @@ def attend_for(capability: int, type_: str = "bf16", group: int = 4, head_dim: i
             "TILE": tile_of(group),
             "KEYS": attention.KEYS,
             "SPLIT": attention.SPLIT,
+            "IS_EARLY": is_early(capability),
         },
         capability,
         num_warps=attention.NUM_WARPS,
@@ -58,6 +65,7 @@ def test_attention_runs_on_the_units_for_products_and_in_registers(capability: i
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in found.ptx
     # Keys and values are copied while others are computed with.
     assert "cp.async" in found.ptx
+    assert begins_early(found.ptx) == is_early(capability)
     # What a program wrote is seen by the last one of its tile.
     assert "atom.global.gpu.acq_rel.add.u32" in found.ptx
 
@@ -87,13 +95,14 @@ def test_a_norm_stays_in_registers(capability: int, type_: str, num_parts: int) 
         layer.add_and_norm_kernel,
         of_type(type_, "hidden", "weight") | {"summand": "bf16" if num_parts == 1 else "fp32", "out": "bf16"},
         {"epsilon": "fp32", "part_stride": "i64"},
-        {"SIZE": HIDDEN, "BLOCK": HIDDEN, "NUM_PARTS": num_parts},
+        {"SIZE": HIDDEN, "BLOCK": HIDDEN, "NUM_PARTS": num_parts, "IS_EARLY": is_early(capability)},
         capability,
         num_warps=layer.norm_warps(HIDDEN),
     )
     assert found.num_spilled == 0
     assert found.num_shared < 16_384
     assert "ld.global.v4.b32" in found.ptx, "reads are 16 bytes wide"
+    assert begins_early(found.ptx) == is_early(capability)
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -102,12 +111,13 @@ def test_a_gate_stays_in_registers(capability: int) -> None:
         layer.gate_silu_kernel,
         of_type("bf16", "gate_up", "out"),
         {},
-        {"SIZE": INNER, "BLOCK": layer.GATE_BLOCK},
+        {"SIZE": INNER, "BLOCK": layer.GATE_BLOCK, "IS_EARLY": is_early(capability)},
         capability,
         num_warps=4,
     )
     assert found.num_spilled == found.num_shared == 0
     assert "ld.global.v4.b32" in found.ptx
+    assert begins_early(found.ptx) == is_early(capability)
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -125,12 +135,14 @@ def test_heads_stay_in_registers(capability: int, has_norms: bool) -> None:
             "HEAD_DIM": HEAD_DIM,
             "HAS_NORMS": has_norms,
             "BLOCK": heads.HEADS_BLOCK,
+            "IS_EARLY": is_early(capability),
         },
         capability,
         num_warps=4,
     )
     assert found.num_spilled == 0
     assert found.num_shared < 8192
+    assert begins_early(found.ptx) == is_early(capability)
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -182,6 +194,7 @@ def test_fused_products_read_ahead_and_stay_in_registers(
             "HAS_BIAS": has_bias,
             "HAS_GATE": kind == "HAS_GATE",
             "ADDS": kind == "ADDS",
+            "IS_EARLY": is_early(capability),
         },
         capability,
         num_warps=few_rows.GROUPS,
@@ -199,6 +212,7 @@ def test_fused_products_read_ahead_and_stay_in_registers(
         num_groups * (num_stages - 2)
     )
     assert num_stages > 2
+    assert begins_early(found.ptx) == is_early(capability)
 
 
 def loop_of(ptx: str) -> str:
@@ -228,6 +242,7 @@ def test_invariant_products_read_ahead_and_stay_in_registers(
             "OUTPUTS": outputs,
             "INPUTS": inputs,
             "HAS_BIAS": False,
+            "IS_EARLY": True,
         },
         10 * invariant.CAPABILITY,
         num_warps=num_warps,
@@ -238,4 +253,5 @@ def test_invariant_products_read_ahead_and_stay_in_registers(
     assert num_stages > 2
     # Tiles of weights are the tall side, so that what computes a row is the same for any number of them.
     assert f"wgmma.mma_async.sync.aligned.m64n{rows}k16" in found.ptx
+    assert begins_early(found.ptx)
     assert "cp.async.cg.shared.global" in found.ptx

@@ -96,7 +96,8 @@ def test_a_fused_product_is_compiled_once_for_a_number_of_rows(launched: Mapping
             hidden, inner = empty(num_rows, HIDDEN), empty(num_rows, INNER)
             norm_multiply(hidden, squares, 1e-6, empty(6144, HIDDEN), None, empty(num_rows, 6144))
             norm_gate(hidden, squares, 1e-6, empty(2 * INNER, HIDDEN), None, inner)
-            multiply_add(inner, empty(HIDDEN, INNER), None, hidden, empty(HIDDEN), empty(num_rows, HIDDEN), squares)
+            scaled = empty(num_rows, HIDDEN)
+            multiply_add(inner, empty(HIDDEN, INNER), None, hidden, empty(HIDDEN), scaled, squares, True)
     assert {name: len(hashes) for name, hashes in launched.items()} == {"few_rows_kernel": 3 * len(FEW_ROWS)}
 
 

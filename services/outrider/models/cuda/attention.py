@@ -19,8 +19,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.models.cuda.inputs import SPLIT, TILES, tile_of
+from outrider.models.cuda.overlap import launch_options, overlaps
 
 KEYS = 64
 """Positions of a tile of keys."""
@@ -137,6 +139,7 @@ def attend(
     """
     num_queries, head_dim = queries.shape[1:]
     num_heads = layer_data.shape[1]
+    is_early = overlaps(queries.device)
     attend_kernel[(scratch.num_programs,)](
         queries,
         layer_data,
@@ -163,8 +166,10 @@ def attend(
         tile_of(num_queries // num_heads),
         KEYS,
         SPLIT,
+        is_early,
         num_warps=NUM_WARPS,
         num_stages=stages_of(head_dim, layer_data.element_size()),
+        **launch_options(is_early),
     )
 
 
@@ -199,11 +204,18 @@ def attend_kernel(
     TILE: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ) -> None:
     """Computes items of work, each of them for one key-value head, until none is left."""
+    if IS_EARLY:
+        gdc_launch_dependents()
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, HEAD_DIM)
     num_items = tl.load(num_work) * NUM_HEADS
+    if IS_EARLY:  # noqa: SIM102 (a kernel's `and` does not stop at what is False)
+        # Programs without an item make room at once. The first one waits even if there is none for anybody.
+        if (tl.program_id(0) < num_items) | (tl.program_id(0) == 0):
+            gdc_wait()
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         index, head = item // NUM_HEADS, item % NUM_HEADS
         tile, split = tl.load(work + 2 * index), tl.load(work + 2 * index + 1)

@@ -14,6 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.models.cuda.overlap import launch_options, overlaps
 
 MANY_OUTPUTS = 4096
 """Outputs from which on a program computes 32 of them, not 16: there are enough of them for all processors."""
@@ -61,7 +64,14 @@ def norm_gate(
 
 
 def multiply_add(
-    x: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, norm: Tensor, scaled: Tensor, squares: Tensor
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    hidden: Tensor,
+    norm: Tensor,
+    scaled: Tensor,
+    squares: Tensor,
+    is_early: bool,
 ) -> None:
     """Adds `x @ weight.T + bias` to the residual stream.
 
@@ -73,8 +83,10 @@ def multiply_add(
         norm: [out]: weights of the norm that comes next.
         scaled: [rows, out], written: `hidden * norm`.
         squares: float32 [at least parts * rows], written: sums of squares of `hidden`, of each part of its columns.
+        is_early: Begins while the kernel before it ends, where a GPU can (`outrider.models.cuda.overlap`). That is
+            faster behind attention, and slower behind another product.
     """
-    _launch(x, weight, bias, hidden, squares, norm=norm, scaled=scaled)
+    _launch(x, weight, bias, hidden, squares, norm=norm, scaled=scaled, is_early=is_early)
 
 
 def _launch(
@@ -88,6 +100,7 @@ def _launch(
     norm: Tensor | None = None,
     scaled: Tensor | None = None,
     has_gate: bool = False,
+    is_early: bool = False,
 ) -> None:
     num_rows, num_outputs = out.shape
     num_inputs = x.shape[1]
@@ -114,8 +127,10 @@ def _launch(
         bias is not None,
         has_gate,
         scaled is not None,
+        overlaps(x.device),
         num_warps=GROUPS,
         num_stages=stages_of(num_tile_rows * GROUPS * inputs * x.element_size()),
+        **launch_options(is_early and overlaps(x.device)),
     )
 
 
@@ -156,14 +171,19 @@ def few_rows_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_GATE: tl.constexpr,
     ADDS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ) -> None:
     """Computes some outputs of all rows in each program."""
+    if IS_EARLY:
+        gdc_launch_dependents()
     rows = tl.arange(0, NUM_ROWS)
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     columns = tl.arange(0, GROUPS)[:, None, None] * (NUM_INPUTS // GROUPS) + tl.arange(0, INPUTS)
     given = x + rows[:, None] * NUM_INPUTS + columns
     own = weight + outputs.to(tl.int64)[:, None] * NUM_INPUTS + columns
     places = out + rows[:, None] * NUM_OUTPUTS + outputs
+    if IS_EARLY:
+        gdc_wait()
     # What is used at the end is on its way meanwhile.
     if ADDS:
         # Nobody else reads or writes these columns of the stream.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.models.cuda.overlap import launch_options, overlaps
 
 HEADS_BLOCK = 8
 """Heads of a row that one program turns."""
@@ -37,6 +40,7 @@ def store_heads(
     num_rows, num_queries, head_dim = queries.shape
     num_keys = layer_data.shape[1]
     grid = (num_rows, triton.cdiv(num_queries + 2 * num_keys, HEADS_BLOCK))
+    is_early = overlaps(heads.device)
     store_heads_kernel[grid](
         heads,
         turns,
@@ -53,7 +57,9 @@ def store_heads(
         head_dim,
         norms is not None,
         HEADS_BLOCK,
+        is_early,
         num_warps=4,
+        **launch_options(is_early),
     )
 
 
@@ -74,8 +80,11 @@ def store_heads_kernel(
     HEAD_DIM: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ) -> None:
     """Computes `store_heads` of some heads of one row in each program."""
+    if IS_EARLY:
+        gdc_launch_dependents()
     row = tl.program_id(0)
     number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dims = tl.arange(0, HEAD_DIM)
@@ -84,14 +93,19 @@ def store_heads_kernel(
     inside = number < NUM_QUERIES + 2 * NUM_KEYS
     width: tl.constexpr = (NUM_QUERIES + 2 * NUM_KEYS) * HEAD_DIM
     offsets = row.to(tl.int64) * width + number[:, None] * HEAD_DIM + dims
+    # Nobody writes these meanwhile.
+    turn = tl.load(turns + tl.load(positions + row) * HEAD_DIM + dims)
+    place = tl.load(places + row).to(tl.int64) * HEAD_DIM
+    if HAS_NORMS:
+        weights = tl.load(norms + number[:, None] * HEAD_DIM + dims, ~is_value[:, None], 0.0).to(tl.float32)
+    if IS_EARLY:
+        gdc_wait()
     given = tl.load(heads + offsets, inside[:, None], 0.0).to(tl.float32)
     turned = given
     if HAS_NORMS:
         factor = 1.0 / tl.sqrt_rn(tl.sum(given * given, 1) / HEAD_DIM + epsilon)
-        weights = tl.load(norms + number[:, None] * HEAD_DIM + dims, ~is_value[:, None], 0.0).to(tl.float32)
         turned = given * (factor[:, None] * weights)
     x, y = tl.split(tl.reshape(turned, (BLOCK, HEAD_DIM // 2, 2)))
-    turn = tl.load(turns + tl.load(positions + row) * HEAD_DIM + dims)
     cosine, sine = tl.split(tl.reshape(turn, (HEAD_DIM // 2, 2)))
     cosine, sine = cosine[None, :], sine[None, :]
     turned = tl.reshape(tl.join(x * cosine - y * sine, x * sine + y * cosine), (BLOCK, HEAD_DIM))
@@ -100,6 +114,5 @@ def store_heads_kernel(
     tl.store(own, found.to(queries.dtype.element_ty), is_query[:, None])
     half = is_value.to(tl.int64)
     head = number - NUM_QUERIES - half * NUM_KEYS
-    place = tl.load(places + row).to(tl.int64) * HEAD_DIM
     kept = data + (half * half_stride + head * head_stride + place)[:, None] + dims
     tl.store(kept, found.to(data.dtype.element_ty), (inside & ~is_query)[:, None])

@@ -13,6 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.models.cuda.overlap import launch_options, overlaps
 
 TYPES = (torch.bfloat16, torch.float16)
 """Types of weights that there are such products for."""
@@ -74,6 +77,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Non
     (num_rows, num_inputs), num_outputs = x.shape, len(weight)
     num_splits = 1 if out.dim() == 2 else len(out)
     rows, outputs, inputs, num_warps = tile_of(num_rows, num_outputs, num_splits)
+    is_early = overlaps(x.device)
     # Others would be left unwritten.
     assert num_rows % rows == 0, f"rows of whole tiles are computed, got {num_rows}"
     multiply_kernel[(num_rows // rows, triton.cdiv(num_outputs, outputs), num_splits)](
@@ -90,8 +94,10 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Non
         outputs,
         inputs,
         bias is not None,
+        is_early,
         num_warps=num_warps,
         num_stages=stages_of(rows, outputs, inputs),
+        **launch_options(is_early),
     )
 
 
@@ -122,8 +128,11 @@ def multiply_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ) -> None:
     """Computes some outputs of some rows, of one part of the inputs, in each program."""
+    if IS_EARLY:
+        gdc_launch_dependents()
     # Programs with the same weights stand together: those behind the first one find them in the cache.
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -133,6 +142,8 @@ def multiply_kernel(
     own = weight + tl.minimum(outputs, num_outputs - 1).to(tl.int64)[:, None] * num_inputs + columns
     given = x + rows.to(tl.int64)[:, None] * num_inputs + columns
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    if IS_EARLY:
+        gdc_wait()
     for first in range(0, part_size, INPUTS):
         sums = tl.dot(tl.load(own + first), tl.trans(tl.load(given + first)), sums)
     if HAS_BIAS:

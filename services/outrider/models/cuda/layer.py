@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.models.cuda.overlap import launch_options, overlaps
 
 GATE_BLOCK = 1024
 """Columns of a row whose gates one program computes."""
@@ -25,6 +28,7 @@ def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon
     # Without a summand its pointer is not read.
     added = hidden if summand is None else summand
     block = triton.next_power_of_2(size)
+    is_early = overlaps(hidden.device)
     add_and_norm_kernel[(num_rows,)](
         hidden,
         added,
@@ -35,7 +39,9 @@ def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon
         size,
         block,
         0 if summand is None else (1 if summand.dim() == 2 else len(summand)),
+        is_early,
         num_warps=norm_warps(size),
+        **launch_options(is_early),
     )
 
 
@@ -55,11 +61,18 @@ def add_and_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ) -> None:
     """Computes `add_and_norm` of one row in each program."""
+    if IS_EARLY:
+        gdc_launch_dependents()
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     offsets = tl.program_id(0).to(tl.int64) * SIZE + columns
+    # Nobody writes them meanwhile.
+    weights = tl.load(weight + columns, inside, 0.0).to(tl.float32)
+    if IS_EARLY:
+        gdc_wait()
     stream = tl.load(hidden + offsets, inside, 0.0)
     if NUM_PARTS > 0:
         added = tl.load(summand + offsets, inside, 0.0).to(tl.float32)
@@ -70,8 +83,7 @@ def add_and_norm_kernel(
     # Of the stream as it is kept: the next layer adds to what was rounded.
     x = stream.to(tl.float32)
     factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, 0) / SIZE + epsilon)
-    scaled = x * factor * tl.load(weight + columns, inside, 0.0).to(tl.float32)
-    tl.store(out + offsets, scaled.to(out.dtype.element_ty), inside)
+    tl.store(out + offsets, (x * factor * weights).to(out.dtype.element_ty), inside)
 
 
 def gate_silu(gate_up: Tensor, out: Tensor) -> None:
@@ -82,12 +94,19 @@ def gate_silu(gate_up: Tensor, out: Tensor) -> None:
         out: [rows, size], written.
     """
     num_rows, size = out.shape
-    gate_silu_kernel[(num_rows, triton.cdiv(size, GATE_BLOCK))](gate_up, out, size, GATE_BLOCK, num_warps=4)
+    is_early = overlaps(gate_up.device)
+    grid = (num_rows, triton.cdiv(size, GATE_BLOCK))
+    gate_silu_kernel[grid](gate_up, out, size, GATE_BLOCK, is_early, num_warps=4, **launch_options(is_early))
 
 
 @triton.jit
-def gate_silu_kernel(gate_up: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def gate_silu_kernel(
+    gate_up: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_EARLY: tl.constexpr
+) -> None:
     """Computes `gate_silu` of some columns of one row in each program."""
+    if IS_EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

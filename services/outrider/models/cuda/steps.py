@@ -50,7 +50,7 @@ class Kernels:
     norm_multiply: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
     """See `outrider.models.cuda.few_rows`, as for the two below."""
     norm_gate: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
-    multiply_add: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], None]
+    multiply_add: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, bool], None]
     takes_invariant: Callable[[Tensor], bool]
     """See `takes` of `outrider.models.cuda.invariant`, as for the next two."""
     splits_of: Callable[[int, int], int]
@@ -227,12 +227,13 @@ class CudaSteps(Steps[Inputs]):
             if len(hidden) not in self.fused_rows:
                 return apart(hidden, attended)
             scaled, squares = self._scaled[: len(hidden)], self._squares
-            kernels.multiply_add(attended, output.weight, output.bias, hidden, norm.weight, scaled, squares)
+            stream = hidden, norm.weight, scaled, squares
+            kernels.multiply_add(attended, output.weight, output.bias, *stream, True)
             gated = hidden.new_empty(len(hidden), num_gated)
             kernels.norm_gate(scaled, squares, epsilon, gate_up.weight, gate_up.bias, gated)
             # Behind the last layer nobody reads what was scaled.
             next_norm = self._input_norms.get(index + 1, norm.weight)
-            kernels.multiply_add(gated, down.weight, down.bias, hidden, next_norm, scaled, squares)
+            kernels.multiply_add(gated, down.weight, down.bias, hidden, next_norm, scaled, squares, False)
             return None
 
         return mlp

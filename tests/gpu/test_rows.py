@@ -55,6 +55,40 @@ def test_replayed_graphs_have_the_bits_of_the_same_kernels_without_them(device: 
     assert torch.equal(*found)
 
 
+def test_kernels_that_begin_while_others_end_have_the_bits_of_those_that_do_not(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not device.startswith("cuda"):
+        pytest.skip("these kernels are a GPU's")
+    pytest.importorskip("triton")
+    from outrider.models.cuda import attention, few_rows, heads, invariant, layer
+    from outrider.models.cuda.overlap import overlaps
+
+    if not overlaps(torch.device(device)):
+        pytest.skip("no kernel of this GPU begins while another ends")
+    size = dataclasses.replace(QWEN3_8B, num_layers=4, vocab_size=2304)
+    randomise(size, DEMO_FOLDER / "target", tmp_path, device=device, dtype=torch.bfloat16)
+    found = []
+    for is_exact in (True, False):
+        of_both = []
+        for is_early in (True, False):
+            with monkeypatch.context() as patch:
+                for module in () if is_early else (attention, few_rows, heads, invariant, layer):
+                    patch.setattr(module, "overlaps", lambda _device: False)
+                runner = Runner(build_hf_model(str(tmp_path), "bfloat16", device=device)[0], is_exact=is_exact)
+            caches = [runner.new_cache() for _ in range(3)]
+            rows = []
+            for number, cache in enumerate(caches):
+                runner.forward([Segment(cache, [1 + (number + index) % 2000 for index in range(300)], 0)])
+            for num_rows in (1, 5, 40) * 20:
+                rows.append(runner.forward([Segment(cache, [7] * num_rows, num_rows) for cache in caches]).clone())
+                for cache in caches:
+                    cache.truncate(300)
+            of_both.append(torch.cat(rows))
+        found.append(torch.equal(*of_both))
+    assert found == [True, True]
+
+
 def test_two_models_that_compute_at_the_same_time_have_the_bits_that_each_has_alone(
     device: str, tmp_path: Path
 ) -> None:

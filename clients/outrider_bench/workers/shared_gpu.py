@@ -50,6 +50,7 @@ WAYS = {
     "opt-tree": SpeculationParams(Method.OPT_TREE, 12, 64, 0.2, rows=Rows.TREE),
     "best-first": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE, best_first=BestFirstParams(serial=True)),
     "ahead": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE),
+    "auto": SpeculationParams(Method.AUTO, 12, 64, rows=Rows.TREE),
 }
 """Parameters by their names: `best-first` takes turns with the target, as it does on such a GPU; `ahead` is the same
 method where it drafts meanwhile."""

@@ -270,6 +270,11 @@ def test_a_small_run_on_a_cpu_measures_everything_and_a_second_one_finds_it(tmp_
     # The pair is as good as the demo pair is, in our services and elsewhere.
     assert all(cell["value"]["tokens_per_round"] > 2 for cell in drafted)
     assert (tmp_path / "out" / "rates.png").is_file()
+    # What `auto` chose is told: for all of its rounds.
+    choices = [cell["value"]["decisions"] for cell in results["cells"] if cell["label"] == "auto"]
+    assert choices
+    assert all(sum(each.values()) > 0 for each in choices)
+    assert "`auto`, 4 at once, T = 0.7, chose, in rounds: " in (tmp_path / "out" / "report.md").read_text()
     again = run(*flags, "--minutes", "0.001")
     assert again.returncode == 0, again.stderr
     later = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -93,6 +93,19 @@ def test_what_does_not_pay_for_few_is_not_tried_at_once_for_many() -> None:
     assert crowd.used[PLAIN] == 300
 
 
+@pytest.mark.parametrize(("rate", "is_begun_with"), [(1.1, False), (1.35, False), (1.6, True)])
+def test_what_pays_a_little_for_few_is_not_begun_with_for_four_times_as_many(rate: float, is_begun_with: bool) -> None:
+    few = world(8, best_first=rate, pearl=0.8, retrieval=0.8)
+    crowd = world(32, best_first=rate / 1.5, pearl=0.6, retrieval=0.7)
+    crowd.group = few.group
+    few.run(200)
+    assert few.used.most_common(1)[0][0] == BEST_FIRST
+    crowd.run(1)
+    assert (crowd.used[BEST_FIRST] == 1) == is_begun_with
+    if not is_begun_with:
+        assert crowd.run(300) > 0.98
+
+
 def test_what_does_not_pay_for_many_may_pay_for_few() -> None:
     few, crowd = world(4, best_first=1.4), world(16, best_first=0.8, pearl=0.8, retrieval=0.9)
     few.group = crowd.group

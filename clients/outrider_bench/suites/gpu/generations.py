@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -79,6 +80,8 @@ def value_of(cell: Cell, samples: Sequence[GenerationSample], alone: Sequence[Se
         "num_prompt_tokens": median(sample.num_prompt_tokens for sample in samples),
         "num_equal": None if alone is None else sum(text == list(one) for text, one in zip(texts, alone, strict=False)),
         "num_compared": None if alone is None else min(len(texts), len(alone)),
+        # Rounds by what `auto` chose for them.
+        "decisions": dict(sum((Counter(sample.rounds.decisions) for sample in samples), Counter[str]())),
         "degraded": any(sample.rounds.degraded for sample in samples),
         "token_ids": texts,
     }

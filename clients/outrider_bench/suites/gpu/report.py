@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -58,7 +59,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
     chapters = []
     if by_part["services"]:
         sentences = [WEIGHTS[config["weights"]], f"Retrieval: from the session itself ({sources_in_words()})."]
-        sentences += _drift(results["anchors"])
+        sentences += _chosen(by_part["services"]) + _drift(results["anchors"])
         tables = [services_table(by_part["services"], context) for context in _contexts(by_part["services"])]
         chapters.append(Chapter("Services", tables, sentences, pictures=("rates",)))
     if by_part["peers"]:
@@ -164,6 +165,17 @@ def _median(values: Any) -> float | None:
 
 def _contexts(cells: Sequence[Mapping[str, Any]]) -> list[int]:
     return sorted({one["context"] for one in cells})
+
+
+def _chosen(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say of how many rounds `auto` has chosen what, for each number of generations at once."""
+    sentences = []
+    for (label, temperature, sessions), values in grouped(cells).items():
+        if label == "auto":
+            rounds = sum((Counter(one["decisions"]) for one in values), Counter[str]())
+            shares = ", ".join(f"{name} {count / rounds.total():.0%}" for name, count in rounds.most_common())
+            sentences.append(f"`auto`, {sessions} at once, T = {temperature:g}, chose, in rounds: {shares}.")
+    return sentences
 
 
 def _drift(anchors: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -74,15 +74,16 @@ class Group:
         key = self._load_class, strategies
         leader = self._leaders.get(key)
         if leader is None:
-            leader = Leader(strategies, self._plain_ms, self.draft_ms, self._below(strategies))
+            below, num_classes = self._below(strategies)
+            leader = Leader(strategies, self._plain_ms, self.draft_ms, below, num_classes)
             self._leaders[key] = leader
         return leader
 
-    def _below(self, strategies: tuple[Strategy, ...]) -> Leader | None:
-        """Returns the leader of the nearest lower load that had one."""
+    def _below(self, strategies: tuple[Strategy, ...]) -> tuple[Leader | None, int]:
+        """Returns the leader of the nearest lower load that had one, and by how many classes it is lower."""
         classes = [of_class for of_class, others in self._leaders if others == strategies]
         lower = max((of_class for of_class in classes if of_class < self._load_class), default=None)
-        return None if lower is None else self._leaders[lower, strategies]
+        return (None, 0) if lower is None else (self._leaders[lower, strategies], self._load_class - lower)
 
     def end_step(self, shares: Sequence[Share], step_ms: float, *, is_typical: bool) -> None:
         """Takes in what a step has brought.
@@ -108,6 +109,7 @@ class Leader:
         plain_ms: float,
         draft_ms: float,
         below: Leader | None = None,
+        num_classes: int = 0,
     ) -> None:
         """
         Args:
@@ -115,12 +117,13 @@ class Leader:
             plain_ms: Time of a step in which nobody drafts.
             draft_ms: Time of a draft forward of one row. 0 means not known.
             below: Has chosen among the same strategies under a lower load.
+            num_classes: Classes by which that is lower.
         """
         # Of its own: its rounds are steps of all sessions.
         self._history = StrategyHistory(plain_ms)
         self._history.draft_ms = draft_ms
         if below is not None:
-            self._history.inherit(below._history)
+            self._history.inherit(below._history, num_classes)
         self._controller = Controller(self._history, TEMPERATURE, strategies)
         self._usable: set[Strategy] = set(strategies)
         self._num_steps = 0

@@ -23,9 +23,9 @@ def constants_of(configuration: dict[str, int], **others: int) -> tuple[dict[str
 
 
 def offering(capability: int, k: int) -> Compiled:
-    constants, num_warps = constants_of(draws.OFFERING, K=k)
+    constants, num_warps = constants_of(draws.OFFERING if k == 1 else draws.OFFERING_SEVERAL, K=k)
     pointers = dict.fromkeys(["logits", "row_floats", "scores_out", "peaks"], "fp32")
-    pointers |= dict.fromkeys(["row_words", "ids_out"], "i32")
+    pointers |= dict.fromkeys(["row_words", "slots", "ids_out"], "i32")
     scalars = {"stride": "i32", "vocab_size": "i32"}
     return compiled(
         draws._offer_splits, pointers, scalars, constants, capability, odd=["vocab_size"], num_warps=num_warps
@@ -33,7 +33,7 @@ def offering(capability: int, k: int) -> Compiled:
 
 
 def settling(capability: int, k: int) -> Compiled:
-    constants, num_warps = constants_of(draws.SETTLING, K=k, SPLITS=32)
+    constants, num_warps = constants_of(draws.SETTLING, K=k, SPLITS=32 if k == 1 else 64)
     pointers = dict.fromkeys(["logits", "row_floats", "split_scores", "peaks", "scores_out"], "fp32")
     pointers |= dict.fromkeys(["row_words", "split_ids", "ids_out"], "i32") | {"row_doubles": "fp64"}
     scalars = dict.fromkeys(["stride", "vocab_size", "num_splits"], "i32")

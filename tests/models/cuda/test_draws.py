@@ -49,7 +49,8 @@ EXTREMES: list[dict[str, Any]] = [
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has several stretches, of several blocks, in a small vocabulary."""
-    monkeypatch.setattr(draws, "OFFERING", {"BLOCK": 128, "NUM_BLOCKS": 2, "num_warps": 4})
+    for name in ("OFFERING", "OFFERING_SEVERAL"):
+        monkeypatch.setattr(draws, name, {"BLOCK": 128, "NUM_BLOCKS": 2, "num_warps": 4})
     monkeypatch.setattr(draws, "SETTLING", {"BLOCK": 256, "WIDTH": 128, "NUM_STAGES": 3, "num_warps": 4})
 
 
@@ -172,7 +173,8 @@ def test_large_vocabularies_draw_as_the_lazy_sampler_does(
     sampler: KernelSampler, monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any]
 ) -> None:
     # The interpreter's time is that of steps, not of tokens.
-    monkeypatch.setattr(draws, "OFFERING", {"BLOCK": 8192, "NUM_BLOCKS": 2, "num_warps": 4})
+    for name in ("OFFERING", "OFFERING_SEVERAL"):
+        monkeypatch.setattr(draws, name, {"BLOCK": 8192, "NUM_BLOCKS": 2, "num_warps": 4})
     monkeypatch.setattr(draws, "SETTLING", {"BLOCK": 32_768, "WIDTH": 32_768, "NUM_STAGES": 3, "num_warps": 4})
     logits, params = random_rows(1, 151_936), [SamplingParams(seed=4, **filters)]
     assert sampler.candidates(logits, params, [9], 8) == Sampler().candidates(logits, params, [9], 8)
@@ -196,3 +198,73 @@ def test_a_row_is_drawn_the_same_whatever_is_beside_it(sampler: KernelSampler) -
     logits = random_rows(len(params))
     together = sampler.draw(logits, params, indices)
     assert [sampler.draw(logits[i : i + 1], [p], [indices[i]])[0] for i, p in enumerate(params)] == together
+
+
+def edges() -> dict[str, Tensor]:
+    """Rows of 300 logits for stretches of two blocks of 128, of which the second ends after 44 tokens."""
+    usual, minus = random_rows(1)[0], torch.full((300,), -math.inf)
+    found = {"all-equal": torch.ones(300), "one-finite": minus.clone(), "few-finite": minus.clone()}
+    found["one-finite"][299] = 1.0
+    found["few-finite"][[3, 131, 255, 256, 299]] = torch.tensor([1.0, 1.0, 2.0, 1.0, 2.0])
+    found["end-only"] = torch.where(torch.arange(300) < 256, minus, usual)
+    # Equals in one column of a tile, beside it, and in the other stretch.
+    found["equals"] = usual.clone()
+    found["equals"][[5, 133, 134, 6, 261, 262, 299]] = 50.0
+    # All in one group.
+    found["one-group"] = usual.clone()
+    found["one-group"][5::32] += 40.0
+    # More than there are slots.
+    found["many-equals"] = usual.clone()
+    found["many-equals"][40:90] = 30.0
+    found["close"] = torch.full((300,), -30.0)
+    found["close"][5::17] = torch.from_numpy(np.float32(20) - gumbel(11, 3, np.arange(5, 300, 17)))
+    # Products with the reciprocal of a temperature of 3.1e-30 are infinite, quotients are not.
+    found["greatest"] = usual.clone()
+    found["greatest"][::20] = 1054875264.0
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("temperature", [1.0, 0, 0.7, 3.0, 3.1e-30])
+@pytest.mark.parametrize("name", edges())
+def test_the_best_of_a_stretch_are_found_whatever_its_tokens_are(
+    sampler: KernelSampler, name: str, temperature: float
+) -> None:
+    row, p = edges()[name], SamplingParams(seed=11, temperature=temperature)
+    scores = row if p.is_greedy else Sampler()._perturbed(row[None], [p], [3])[0]
+    (found,) = sampler.candidates(row[None], [p], [3], 8)
+    if name in ("all-equal", "greatest") and temperature == 3.1e-30:
+        assert sampler.num_unsettled == 1, "noise is lost in rounding, or the slack is infinite"
+        return
+    assert not sampler.num_unsettled
+    best = np.argsort(-scores.numpy(), kind="stable")[:8]
+    assert [each.token_id for each in found] == [int(t) for t in best if scores[t] > -math.inf]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_one_token_that_is_no_finite_number_leaves_a_row_to_torch(sampler: KernelSampler, value: float) -> None:
+    logits = random_rows(3)
+    logits[0, 299] = logits[1, 130] = value
+    params = [SamplingParams(seed=seed) for seed in range(3)]
+    with sampler._kernels():
+        Sampler().candidates(logits[:2], params[:2], [0, 0], 8)
+        assert sampler.num_unsettled == 2
+        Sampler().candidates(logits[2:], params[2:], [0], 8)
+    assert sampler.num_unsettled == 2
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_usual_rows_are_offered_at_once(sampler: KernelSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: Any) -> None:
+        raise AssertionError("tokens are looked at one by one")
+
+    params, indices = many([{}, {"temperature": 0}, {"temperature": 0.7}], 4)
+    logits = random_rows(len(params))
+    monkeypatch.setattr(draws, "_offer_one_by_one", refuse)
+    found = sampler.candidates(logits, params, indices, 8)
+    assert found == Sampler().candidates(logits, params, indices, 8)
+    logits[1] = 1.0
+    with pytest.raises(Exception, match="one by one"):
+        sampler.candidates(logits, params, indices, 8)

@@ -1,7 +1,8 @@
 """Draws on the device, the bits of `outrider.models.sampling`: the best tokens of `logits / temperature + noise`.
 
 1. `_offer_splits` finds the best tokens of every stretch of a row. Rough noise says who can be among them. Only those
-   get the exact one, in float64.
+   get the exact one, in float64: all of them at once where several tokens are looked for, one by one where it is one
+   token, or where too many can be among the best.
 2. `_settle` joins the stretches, and checks what filters say of the tokens that were found. Filters keep the most
    probable tokens. So what is less probable than a refused token is refused too, and the best are looked for again
    among the tokens that are more probable. No row is sorted.
@@ -20,7 +21,11 @@ from outrider.models.cuda.noise import ROUGH_ERROR, gumbel_of_words, hashed, rou
 from outrider.models.cuda.rows import ROW_WORDS, UNSETTLED
 
 OFFERING = {"BLOCK": 512, "NUM_BLOCKS": 16, "num_warps": 4}
-"""Launch of `_offer_splits`: tokens of a block, and blocks of a stretch, which has a program of its own."""
+"""Launch of `_offer_splits` for one token: tokens of a block, and blocks of a stretch, which has a program of its
+own."""
+OFFERING_SEVERAL = {"BLOCK": 512, "NUM_BLOCKS": 8, "num_warps": 4}
+"""Launch of `_offer_splits` for several tokens: a program has the whole stretch in registers, and of each column of
+these blocks all in one thread."""
 SETTLING = {"BLOCK": 1024, "WIDTH": 512, "NUM_STAGES": 3, "num_warps": 8}
 """Launch of `_settle`: tokens of a block, and of one that is counted, of which some are read ahead."""
 
@@ -31,6 +36,12 @@ _SLACK = tl.constexpr(2 * ROUGH_ERROR)
 _RELATIVE_SLACK = tl.constexpr(2.0**-20)
 # Tokens of a block that get exact noise. Mostly it is one; only where noise is lost in rounding they are many.
 _MAX_TRIES = tl.constexpr(64)
+# Groups of a stretch's tokens, by their ids: the K-th largest of their maxima is reached by about nine tokens.
+_NUM_GROUPS = tl.constexpr(32)
+# Tokens of a stretch that get exact noise at once.
+_NUM_SLOTS = tl.constexpr(32)
+# Of the slots, so that each of four warps has its own.
+_NUM_COPIES = tl.constexpr(4)
 # Each round leaves about half of the tokens, where all are as probable.
 _MAX_ROUNDS = tl.constexpr(40)
 # Of the sum of all shares: sums in float32 are off by less.
@@ -93,12 +104,109 @@ def _offer_block(
 
 
 @triton.jit
+def _reaching(rough: tl.tensor, is_noisy: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """Mark the tokens of a tile, [blocks, BLOCK], whose rough scores allow them to be among the K best."""
+    # Of the maxima each is a token of its own, so K tokens reach the K-th largest. Whoever beats one of these by the
+    # exact scores comes within the slack of it by the rough ones. The slack is enough for products in place of
+    # quotients: both tokens' scores are off by two and a half units of the last place each, and by `ROUGH_ERROR`.
+    maxima = tl.max(tl.reshape(tl.max(rough, 0), [BLOCK // _NUM_GROUPS, _NUM_GROUPS]), 0)
+    num_reaching = tl.sum((maxima[:, None] <= maxima[None, :]).to(tl.int32), 1)
+    bound = tl.max(tl.where(num_reaching >= K, maxima, -_INF), 0)
+    slack = tl.where(is_noisy & (bound > -_INF), _SLACK + _RELATIVE_SLACK * tl.abs(bound), 0.0)
+    # If products are infinite, the difference is no number, and all tokens are marked.
+    return (rough > -_INF) & ~(rough < bound - slack)
+
+
+@triton.jit
+def _offer_at_once(
+    logits: tl.tensor,
+    start: tl.tensor,
+    vocab_size: tl.tensor,
+    divisor: tl.tensor,
+    is_noisy: tl.tensor,
+    first_key: tl.tensor,
+    second_key: tl.tensor,
+    slots: tl.tensor,
+    scores_out: tl.tensor,
+    ids_out: tl.tensor,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Store the K best tokens of a stretch, unless too many can be among them. Return whether, and the peak."""
+    token_ids = start + tl.arange(0, NUM_BLOCKS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    # Without the hint a thread loads four neighbours at once, but stores to slots are of one: then pointers of a whole
+    # tile move from thread to thread.
+    own = tl.load(tl.multiple_of(logits + token_ids, [1, 1]), mask=token_ids < vocab_size, other=-_INF)
+    # What is no number counts as infinite. No order is changed by the division.
+    peak = tl.div_rn(tl.max(tl.max(tl.where(own == own, own, _INF), 0), 0), divisor)
+    noise = tl.where(is_noisy, rough_gumbel_of_words(hashed(token_ids, first_key, second_key)), 0.0)
+    # A product is quicker than a division to the last bit, which only slots need.
+    is_open = _reaching(own * tl.div_rn(1.0, divisor) + noise, is_noisy, K, BLOCK).to(tl.int32)
+    # Every open token gets a slot, column after column, by way of memory: threads read what others write.
+    of_columns = tl.sum(is_open, 0)
+    places = (tl.cumsum(of_columns, 0) - of_columns)[None, :] + tl.cumsum(is_open, 0) - 1
+    num_open = tl.sum(of_columns, 0)
+    tl.store(slots + places, token_ids, mask=(is_open > 0) & (places < _NUM_SLOTS))
+    tl.debug_barrier()
+    is_done = num_open <= _NUM_SLOTS
+    if is_done:
+        # Each warp has a copy. Without the maxima over copies each thread would compute the noise of eight slots, in
+        # the layout in which they are compared.
+        lanes = tl.zeros([_NUM_COPIES, 1], tl.int32) + tl.arange(0, _NUM_SLOTS)[None, :]
+        # Slots that are free have ids of their own, beyond the vocabulary, and minus infinity.
+        ids = tl.load(slots + lanes, mask=lanes < num_open, other=0)
+        ids = tl.where(lanes < num_open, ids, vocab_size + lanes)
+        scores = tempered(logits, ids, vocab_size, divisor)
+        scores += tl.where(is_noisy, gumbel_of_words(hashed(ids, first_key, second_key)), 0.0)
+        scores, ids = tl.max(scores, 0), tl.max(ids, 0)
+        is_before = scores[:, None] > scores[None, :]
+        is_before |= (scores[:, None] == scores[None, :]) & (ids[:, None] < ids[None, :])
+        ranks = tl.sum(is_before.to(tl.int32), 0)
+        tl.store(scores_out + ranks, scores, mask=ranks < K)
+        tl.store(ids_out + ranks, ids, mask=ranks < K)
+    return is_done, peak
+
+
+@triton.jit
+def _offer_one_by_one(
+    logits: tl.tensor,
+    first: tl.tensor,
+    vocab_size: tl.tensor,
+    divisor: tl.tensor,
+    is_noisy: tl.tensor,
+    first_key: tl.tensor,
+    second_key: tl.tensor,
+    scores_out: tl.tensor,
+    ids_out: tl.tensor,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+) -> tl.tensor:
+    """Store the K best tokens of a stretch, block by block. Return the peak, infinite if too many tokens can win."""
+    lanes = tl.arange(0, K)
+    # Places that are free have ids of their own, beyond the vocabulary.
+    scores, ids = tl.full([K], -_INF, tl.float32), vocab_size + lanes
+    tries, peak = _MAX_TRIES, -_INF
+    for start in range(first, tl.minimum(first + NUM_BLOCKS * BLOCK, vocab_size), BLOCK):
+        scores, ids, tries, own_peak = _offer_block(
+            logits, start, vocab_size, divisor, is_noisy, first_key, second_key, -_INF, vocab_size,
+            scores, ids, tries, K, BLOCK,
+        )  # fmt: skip
+        peak = tl.maximum(peak, own_peak)
+    tl.store(scores_out + lanes, scores)
+    tl.store(ids_out + lanes, ids)
+    return tl.where(tries > 0, peak, _INF)
+
+
+@triton.jit
 def _offer_splits(
     logits: tl.tensor,
     stride: tl.tensor,
     vocab_size: tl.tensor,
     row_words: tl.tensor,
     row_floats: tl.tensor,
+    slots: tl.tensor,
     scores_out: tl.tensor,
     ids_out: tl.tensor,
     peaks: tl.tensor,
@@ -116,20 +224,19 @@ def _offer_splits(
     temperature = tl.load(row_floats + row * ROW_WORDS + 4)
     is_noisy = temperature > 0
     divisor = tl.where(is_noisy, temperature, 1.0)
-    lanes = tl.arange(0, K)
-    # Places that are free have ids of their own, beyond the vocabulary.
-    scores, ids = tl.full([K], -_INF, tl.float32), vocab_size + lanes
-    tries, peak = _MAX_TRIES, -_INF
     first = tl.program_id(1) * NUM_BLOCKS * BLOCK
-    for start in range(first, tl.minimum(first + NUM_BLOCKS * BLOCK, vocab_size), BLOCK):
-        scores, ids, tries, own_peak = _offer_block(
-            logits, start, vocab_size, divisor, is_noisy, first_key, second_key, -_INF, vocab_size,
-            scores, ids, tries, K, BLOCK,
+    is_done, peak = False, -_INF
+    if K > 1:
+        is_done, peak = _offer_at_once(
+            logits, first, vocab_size, divisor, is_noisy, first_key, second_key,
+            slots + place * _NUM_SLOTS, scores_out + place * K, ids_out + place * K, K, BLOCK, NUM_BLOCKS,
         )  # fmt: skip
-        peak = tl.maximum(peak, own_peak)
-    tl.store(scores_out + place * K + lanes, scores)
-    tl.store(ids_out + place * K + lanes, ids)
-    tl.store(peaks + place, tl.where(tries > 0, peak, _INF))
+    if not is_done:
+        peak = _offer_one_by_one(
+            logits, first, vocab_size, divisor, is_noisy, first_key, second_key,
+            scores_out + place * K, ids_out + place * K, K, BLOCK, NUM_BLOCKS,
+        )  # fmt: skip
+    tl.store(peaks + place, peak)
 
 
 @triton.jit
@@ -355,12 +462,15 @@ def best_tokens(logits: Tensor, rows: Tensor, k: int) -> Tensor:
         has to draw are `UNSETTLED`.
     """
     num_rows, vocab_size = logits.shape
-    num_splits = triton.cdiv(vocab_size, OFFERING["BLOCK"] * OFFERING["NUM_BLOCKS"])
+    offering = OFFERING if k == 1 else OFFERING_SEVERAL
+    num_splits = triton.cdiv(vocab_size, offering["BLOCK"] * offering["NUM_BLOCKS"])
     split_scores, peaks = logits.new_empty(num_rows, num_splits, k), logits.new_empty(num_rows, num_splits)
     split_ids, found = rows.new_empty(num_rows, num_splits, k), rows.new_empty(2, num_rows, k)
+    # For one token nothing is written there.
+    slots = split_ids if k == 1 else rows.new_empty(num_rows, num_splits, _NUM_SLOTS.value)
     common = logits, logits.stride(0), vocab_size, rows, rows.view(torch.float32)
     _offer_splits[num_rows, num_splits](
-        *common, split_scores, split_ids, peaks, K=k, ROW_WORDS=ROW_WORDS, **OFFERING
+        *common, slots, split_scores, split_ids, peaks, K=k, ROW_WORDS=ROW_WORDS, **offering
     )  # fmt: skip
     _settle[num_rows,](
         *common, rows.view(torch.float64), split_scores, split_ids, peaks, num_splits,

@@ -43,6 +43,5 @@ def rough_gumbel_of_words(words: tl.tensor) -> tl.tensor:
     rest = (tl.where(is_upper, words ^ 0xFFFFFFFF, words).to(tl.float32) + 0.5) * _UNIT
     # Near 1 a quick logarithm has an absolute error only. There the series is closer: the next term is 2e-7 of it.
     series = rest * (1.0 + rest * (0.5 + rest * (0.33333334 + rest * 0.25)))
-    near_one = -tl.log(1.0 - tl.where(is_upper, rest, 0.5))
-    upper = tl.where(rest < 0.03125, series, near_one)
-    return -tl.log(tl.where(is_upper, upper, -tl.log(rest)))
+    inner = -tl.log(tl.where(is_upper, 1.0 - rest, rest))
+    return -tl.log(tl.where(is_upper & (rest < 0.03125), series, inner))

@@ -185,12 +185,14 @@ def test_a_method_that_the_server_does_not_offer_is_told_by_its_flag(
 
 
 WORKER = """
-import json, sys
+import json, sys, threading
 print(json.dumps({"target": {"model_id": "t"}}), flush=True)
 for line in sys.stdin:
     message = json.loads(line)
     if message["operation"] == "die":
         sys.exit("the model is broken")
+    if message["operation"] == "ponder":
+        threading.Event().wait()
     answer = {"num_prompt_tokens": 1, "token_ids": [1, 2], "chunks": [[0.1, 1], [0.2, 1]], "duration_s": 0.2,
               "rounds": {"num_rounds": 2}}
     if message["request"]["prompt"] == "bad":
@@ -217,6 +219,17 @@ async def test_a_worker_answers_fails_and_dies_with_its_last_words(worker_module
     with pytest.raises(WorkerError, match="the model is broken"):
         await worker.call("die")
     await worker.stop()
+
+
+async def test_a_worker_that_works_on_an_answer_is_not_waited_for(worker_module: str) -> None:
+    worker = await Worker.start(worker_module, [], None)
+    async with asyncio.timeout(5):
+        asked = asyncio.create_task(worker.call("ponder"))
+        await asyncio.sleep(0)  # it is sent
+        asked.cancel()
+        await asyncio.wait([asked])
+        await worker.stop()
+    assert asked.cancelled()
 
 
 async def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:

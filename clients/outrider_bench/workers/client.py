@@ -36,6 +36,8 @@ class Worker:
         self._process = process
         self._log = log
         self._turn = asyncio.Lock()
+        self._is_reading = False
+        """True while it reads its stdin: not while it loads, nor while it works on an answer."""
         self.hello: dict[str, Any] = {}
         """Description of itself that the worker sent once it was ready."""
 
@@ -59,6 +61,7 @@ class Worker:
         worker = cls(process, log)
         try:
             worker.hello = await worker._read()
+            worker._is_reading = True
         except BaseException:
             await worker.stop()
             raise
@@ -75,8 +78,10 @@ class Worker:
         """Send one request, and return its answer. Raises GenerationFailed if the worker says that it failed."""
         assert self._process.stdin is not None
         async with self._turn:
+            self._is_reading = False
             self._process.stdin.write(json.dumps({"operation": operation, **arguments}).encode() + b"\n")
             answer = await self._read()
+            self._is_reading = True
         if "error" in answer:
             raise GenerationFailed(answer["error"])
         return answer
@@ -90,8 +95,7 @@ class Worker:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            # One that never said hello is still loading, and does not read its stdin yet.
-            await asyncio.wait_for(self._process.wait(), _QUIT_TIMEOUT_S if self.hello else 0.1)
+            await asyncio.wait_for(self._process.wait(), _QUIT_TIMEOUT_S if self._is_reading else 0.1)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

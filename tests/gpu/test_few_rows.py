@@ -53,7 +53,7 @@ def test_a_layers_products_are_those_of_a_library(
     def run() -> tuple[Tensor, Tensor, Tensor]:
         hidden = stream.clone()
         gated, found = (torch.empty(num_rows, count, device=device).bfloat16() for count in (gated_size, attended_size))
-        multiply_add(attended, output, biases[0], hidden, norm, scaled, squares, True)
+        multiply_add(attended, output, biases[0], hidden, norm, scaled, squares, is_early=True)
         norm_gate(scaled, squares, EPSILON, gate_up, biases[1], gated)
         norm_multiply(scaled, squares, EPSILON, heads, biases[2], found)
         return hidden, gated, found

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.models.cuda.graphs import Acceleration
+from outrider.models.cuda.steps import FEW_ROWS
 from outrider.models.demo.widen import QWEN3_8B, randomise
 from outrider.models.loading import DEMO_FOLDER, LoadedModel, build_hf_model, load_model
 from outrider.models.runner import Runner, Segment
@@ -55,8 +57,9 @@ def test_replayed_graphs_have_the_bits_of_the_same_kernels_without_them(device: 
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize(("is_exact", "use_graphs"), [(True, True), (False, True), (True, False)])
 def test_kernels_that_begin_while_others_end_have_the_bits_of_those_that_do_not(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_exact: bool, use_graphs: bool
 ) -> None:
     if not device.startswith("cuda"):
         pytest.skip("these kernels are a GPU's")
@@ -68,25 +71,27 @@ def test_kernels_that_begin_while_others_end_have_the_bits_of_those_that_do_not(
         pytest.skip("no kernel of this GPU begins while another ends")
     size = dataclasses.replace(QWEN3_8B, num_layers=4, vocab_size=2304)
     randomise(size, DEMO_FOLDER / "target", tmp_path, device=device, dtype=torch.bfloat16)
+    acceleration = Acceleration.on(torch.device(device), use_graphs=use_graphs)
+    assert acceleration is not None
+    # Whatever takes less time: both have fused products, or neither.
+    acceleration = dataclasses.replace(acceleration, measure=lambda _replays: [2.0, 1.0])
     found = []
-    for is_exact in (True, False):
-        of_both = []
-        for is_early in (True, False):
-            with monkeypatch.context() as patch:
-                for module in () if is_early else (attention, few_rows, heads, invariant, layer):
-                    patch.setattr(module, "overlaps", lambda _device: False)
-                runner = Runner(build_hf_model(str(tmp_path), "bfloat16", device=device)[0], is_exact=is_exact)
-            caches = [runner.new_cache() for _ in range(3)]
-            rows = []
-            for number, cache in enumerate(caches):
-                runner.forward([Segment(cache, [1 + (number + index) % 2000 for index in range(300)], 0)])
-            for num_rows in (1, 5, 40) * 20:
-                rows.append(runner.forward([Segment(cache, [7] * num_rows, num_rows) for cache in caches]).clone())
-                for cache in caches:
-                    cache.truncate(300)
-            of_both.append(torch.cat(rows))
-        found.append(torch.equal(*of_both))
-    assert found == [True, True]
+    for can_overlap in (True, False):
+        for module in (attention, few_rows, heads, invariant, layer):
+            monkeypatch.setattr(module, "overlaps", lambda _device, can_overlap=can_overlap: can_overlap)
+        model = build_hf_model(str(tmp_path), "bfloat16", device=device)[0]
+        runner = Runner(model, is_exact=is_exact, num_blocks=64, acceleration=acceleration)
+        assert runner._steps.fused_rows == (set() if is_exact else {*FEW_ROWS})
+        caches = [runner.new_cache() for _ in range(3)]
+        for number, cache in enumerate(caches):
+            runner.forward([Segment(cache, [1 + (number + index) % 2000 for index in range(300)], 0)])
+        rows = []
+        for num_rows in (1, 5, 40) * 20:
+            rows.append(runner.forward([Segment(cache, [7] * num_rows, num_rows) for cache in caches]).clone())
+            for cache in caches:
+                cache.truncate(300)
+        found.append(torch.cat(rows))
+    assert torch.equal(*found)
 
 
 def test_two_models_that_compute_at_the_same_time_have_the_bits_that_each_has_alone(

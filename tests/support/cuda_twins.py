@@ -59,7 +59,8 @@ def multiply_add(
     norm: Tensor,
     scaled: Tensor,
     squares: Tensor,
-    _is_early: bool,
+    *,
+    is_early: bool,
 ) -> None:
     """Writes the squares of all columns as those of one part, and nothing of use behind it."""
     assert len(hidden) in FEW_ROWS

@@ -93,13 +93,22 @@ def test_what_does_not_pay_for_few_is_not_tried_at_once_for_many() -> None:
     assert crowd.used[PLAIN] == 300
 
 
-@pytest.mark.parametrize(("rate", "is_begun_with"), [(1.1, False), (1.35, False), (1.6, True)])
-def test_what_pays_a_little_for_few_is_not_begun_with_for_four_times_as_many(rate: float, is_begun_with: bool) -> None:
+@pytest.mark.parametrize("passes_by", [False, True])
+@pytest.mark.parametrize(("rate", "is_begun_with"), [(1.1, False), (1.25, False), (1.6, True)])
+def test_what_pays_a_little_for_few_is_not_begun_with_for_four_times_as_many(
+    rate: float, is_begun_with: bool, passes_by: bool
+) -> None:
     few = world(8, best_first=rate, pearl=0.8, retrieval=0.8)
     crowd = world(32, best_first=rate / 1.5, pearl=0.6, retrieval=0.7)
     crowd.group = few.group
     few.run(200)
     assert few.used.most_common(1)[0][0] == BEST_FIRST
+    if passes_by:
+        # They come one by one: of the load between, nothing gets known.
+        some = world(16)
+        some.group = few.group
+        some.group.set_load(16, PLAIN_MS)
+        some.group.leader(STRATEGIES)
     crowd.run(1)
     assert (crowd.used[BEST_FIRST] == 1) == is_begun_with
     if not is_begun_with:

@@ -79,8 +79,9 @@ def compiled(
     return Compiled(found.asm["ptx"], numbers["REG"], num_spilled, found.metadata.shared, is_spilled)
 
 
-def begins_early(ptx: str) -> bool:
-    """True if a kernel lets the next one begin, and writes nothing before it has waited for the one before it."""
+def begins_early(ptx: str, num_reads: int = 0) -> bool:
+    """True if a kernel lets the next one begin, and writes nothing before it has waited for the one before it. It reads
+    so many times before that: it may read what nobody writes."""
     if "griddepcontrol" not in ptx:
         return False
     before, after = ptx.split("griddepcontrol.wait", 1)
@@ -88,6 +89,7 @@ def begins_early(ptx: str) -> bool:
     assert "griddepcontrol" not in after
     # Copies are of what others write, too.
     assert not re.search(r"\b(?:st\.global|atom\.|red\.|cp\.async)", before)
+    assert len(re.findall(r"\bld\.global", before)) == num_reads
     return True
 
 

@@ -218,9 +218,11 @@ def edges() -> dict[str, Tensor]:
     found["many-equals"][40:90] = 30.0
     found["close"] = torch.full((300,), -30.0)
     found["close"][5::17] = torch.from_numpy(np.float32(20) - gumbel(11, 3, np.arange(5, 300, 17)))
-    # Products with the reciprocal of a temperature of 3.1e-30 are infinite, quotients are not.
+    # Products with the reciprocal of a temperature of 3.1e-30 are infinite, quotients are not; of the next one, too.
     found["greatest"] = usual.clone()
     found["greatest"][::20] = 1054875264.0
+    found["least"] = minus.clone()
+    found["least"][[7, 9]] = torch.tensor([1.0, -1054875264.0])
     return found
 
 

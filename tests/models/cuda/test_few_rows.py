@@ -39,7 +39,7 @@ def a_stream(num_rows: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tens
     hidden, norm = (normal(num_rows, size) * lengths[:, None]).to(dtype), normal(size, seed=5, dtype=dtype)
     scaled, squares = torch.empty_like(hidden), torch.full((size * num_rows,), float("nan"))
     nothing = torch.zeros(num_rows, 64, dtype=dtype), torch.zeros(size, 64, dtype=dtype)
-    multiply_add(*nothing, None, hidden, norm, scaled, squares, False)
+    multiply_add(*nothing, None, hidden, norm, scaled, squares, is_early=False)
     return functional.rms_norm(hidden.float(), (size,), norm.float(), EPSILON), scaled, squares
 
 
@@ -88,7 +88,7 @@ def test_a_product_is_added_to_the_stream_and_leaves_for_the_next_norm_what_it_n
     squares = torch.full((num_outputs * num_rows,), float("nan"))
     known = hidden.float() + functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
     norm, scaled = normal(num_outputs, seed=4, dtype=dtype), torch.empty(num_rows, num_outputs, dtype=dtype)
-    multiply_add(x, weight, bias, hidden, norm, scaled, squares, False)
+    multiply_add(x, weight, bias, hidden, norm, scaled, squares, is_early=False)
     assert_close(hidden, known)
     assert torch.equal(scaled, hidden * norm)
     num_parts = num_outputs // outputs_of(num_outputs)

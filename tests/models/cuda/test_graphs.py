@@ -215,9 +215,9 @@ def logits_of_few(runner: Runner) -> Tensor:
 def test_products_are_fused_where_that_is_faster(fused_ms: float, fused_rows: set[int]) -> None:
     launched: list[int] = []
 
-    def multiply_add(x: Tensor, *arguments: Any) -> None:
+    def multiply_add(x: Tensor, *arguments: Any, is_early: bool) -> None:
         launched.append(len(x))
-        TWINS.multiply_add(x, *arguments)
+        TWINS.multiply_add(x, *arguments, is_early=is_early)
 
     acceleration = Acceleration(replace(TWINS, multiply_add=multiply_add), fake_graph, lambda _replays: [1.0, fused_ms])
     with structlog.testing.capture_logs() as lines:

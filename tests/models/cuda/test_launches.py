@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from outrider.models.chains import Chain
 
 pytest.importorskip("triton")
 
+from outrider.models.cuda import attention, few_rows, heads, invariant, layer
 from outrider.models.cuda.attention import Scratch, attend
 from outrider.models.cuda.device_chains import launch
 from outrider.models.cuda.few_rows import multiply_add, norm_gate, norm_multiply
@@ -31,9 +31,21 @@ pytestmark = pytest.mark.compile
 HIDDEN, INNER, NUM_QUERIES, NUM_KEYS, HEAD_DIM = 4096, 12288, 32, 8, 128
 
 
+class Launch(NamedTuple):
+    """A kernel that was launched."""
+
+    name: str
+    hash: str
+    """That of what it was compiled to."""
+    is_early: bool
+    """True if it may begin while the kernel before it ends."""
+    waits: bool
+    """True if it waits for that kernel then."""
+
+
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, set[str]]:
-    """For each kernel that is launched, the hashes of what it was compiled to, for an H100 that is not there."""
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """All launches, for an H100 that is not there."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -44,16 +56,23 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, set[str]]:
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
     )
     monkeypatch.setattr(driver, "_active", device)
-    found: dict[str, set[str]] = defaultdict(set)
+    found: list[Launch] = []
     run = JITFunction.run
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         assert not warmup
         assert all(isinstance(size, int) and size > 0 for size in grid)
-        found[self.fn.__name__].add(run(self, *arguments, grid=grid, warmup=True, **options).hash)
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        is_early = options.get("launch_pdl", False)
+        found.append(Launch(self.fn.__name__, kernel.hash, is_early, "griddepcontrol.wait" in kernel.asm["ptx"]))
 
     monkeypatch.setattr(JITFunction, "run", compile_alone)
     return found
+
+
+def num_compiled(launched: list[Launch]) -> dict[str, int]:
+    """How many kernels each of them was compiled to."""
+    return Counter(name for name, _ in {(launch.name, launch.hash) for launch in launched})
 
 
 def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -79,30 +98,58 @@ def launch_layer(num_rows: int, num_slots: int, num_tiles: int) -> None:
     move_rows(data, item, item, item)
 
 
-def test_a_kernel_is_compiled_once_whatever_the_rows_and_the_pool(launched: Mapping[str, set[str]]) -> None:
+def test_a_kernel_is_compiled_once_whatever_the_rows_and_the_pool(launched: list[Launch]) -> None:
     launch_layer(1, 64, 1)
     # A pool with more elements than 32 bits count.
     for num_rows, num_slots, num_tiles in ((16, 640, 3), (128, 64 * 40_000, 40), (2048, 640, 4096)):
         launch_layer(num_rows, num_slots, num_tiles)
-    assert {name: len(hashes) for name, hashes in launched.items()} == dict.fromkeys(
+    assert num_compiled(launched) == dict.fromkeys(
         ["add_and_norm_kernel", "gate_silu_kernel", "store_heads_kernel", "attend_kernel", "move_rows_kernel"], 1
     )
 
 
-def test_a_fused_product_is_compiled_once_for_a_number_of_rows(launched: Mapping[str, set[str]]) -> None:
+def launch_fused(num_rows: int) -> None:
+    """Launches the fused products of a layer, but for the one behind attention."""
     squares = empty(HIDDEN * 32, dtype=torch.float32)
+    hidden, inner, scaled = empty(num_rows, HIDDEN), empty(num_rows, INNER), empty(num_rows, HIDDEN)
+    norm_multiply(hidden, squares, 1e-6, empty(6144, HIDDEN), None, empty(num_rows, 6144))
+    norm_gate(hidden, squares, 1e-6, empty(2 * INNER, HIDDEN), None, inner)
+    multiply_add(inner, empty(HIDDEN, INNER), None, hidden, empty(HIDDEN), scaled, squares, is_early=False)
+
+
+def test_a_fused_product_is_compiled_once_for_a_number_of_rows(launched: list[Launch]) -> None:
     for _ in range(2):
         for num_rows in FEW_ROWS:
-            hidden, inner = empty(num_rows, HIDDEN), empty(num_rows, INNER)
-            norm_multiply(hidden, squares, 1e-6, empty(6144, HIDDEN), None, empty(num_rows, 6144))
-            norm_gate(hidden, squares, 1e-6, empty(2 * INNER, HIDDEN), None, inner)
-            scaled = empty(num_rows, HIDDEN)
-            multiply_add(inner, empty(HIDDEN, INNER), None, hidden, empty(HIDDEN), scaled, squares, True)
-    assert {name: len(hashes) for name, hashes in launched.items()} == {"few_rows_kernel": 3 * len(FEW_ROWS)}
+            launch_fused(num_rows)
+    assert num_compiled(launched) == {"few_rows_kernel": 3 * len(FEW_ROWS)}
+
+
+@pytest.mark.parametrize("can_overlap", [False, True])
+def test_what_is_launched_early_waits_and_nothing_is_early_where_no_kernel_can_be(
+    launched: list[Launch], monkeypatch: pytest.MonkeyPatch, can_overlap: bool
+) -> None:
+    for module in (attention, few_rows, heads, invariant, layer):
+        monkeypatch.setattr(module, "overlaps", lambda _device: can_overlap)
+    launch_layer(16, 640, 3)
+    launch_fused(16)
+    stream = empty(16, HIDDEN), empty(HIDDEN), empty(16, HIDDEN), empty(HIDDEN * 32, dtype=torch.float32)
+    multiply_add(empty(16, HIDDEN), empty(HIDDEN, HIDDEN), None, *stream, is_early=True)
+    invariant.multiply(empty(16, HIDDEN), empty(6144, HIDDEN), None, empty(16, 6144))
+    assert all(each.waits for each in launched if each.is_early)
+    # Behind a product another one is launched as ever, but lets others begin; moves take no part.
+    early = Counter(each.name for each in launched if each.is_early)
+    taking_part = Counter(each.name for each in launched if each.waits)
+    if not can_overlap:
+        assert not early
+        assert not taking_part
+        return
+    once = ["add_and_norm_kernel", "gate_silu_kernel", "store_heads_kernel", "attend_kernel", "multiply_kernel"]
+    assert early == dict.fromkeys([*once, "few_rows_kernel"], 1)
+    assert taking_part == early | {"few_rows_kernel": 4}
 
 
 def test_chains_are_judged_by_four_kernels_whatever_their_number_and_nothing_waits(
-    launched: Mapping[str, set[str]],
+    launched: list[Launch],
 ) -> None:
     rows = SparseRow([5, 6, 7], [1, 2, 3]), None
     for lengths in ([0], [1], [4], [3, 0, 2], [4] * 32):
@@ -112,6 +159,4 @@ def test_chains_are_judged_by_four_kernels_whatever_their_number_and_nothing_wai
         ]
         # Of a tensor on `meta` there are no values that could be asked for.
         launch(empty(5 * len(chains), 151_936, dtype=torch.float32), chains)
-    assert {name: len(hashes) for name, hashes in launched.items()} == dict.fromkeys(
-        ["_weigh", "_leave", "_offer_splits", "_settle"], 1
-    )
+    assert num_compiled(launched) == dict.fromkeys(["_weigh", "_leave", "_offer_splits", "_settle"], 1)

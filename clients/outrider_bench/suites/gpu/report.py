@@ -168,11 +168,13 @@ def _contexts(cells: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _chosen(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say of how many rounds `auto` has chosen what, for each number of generations at once."""
+    """Say in what share of its rounds `auto` chose what, for each number of generations at once, in all contexts."""
     sentences = []
     for (label, temperature, sessions), values in grouped(cells).items():
         if label == "auto":
-            rounds = sum((Counter(one["decisions"]) for one in values), Counter[str]())
+            rounds = sum((Counter(one.get("decisions", {})) for one in values), Counter[str]())
+            if not rounds:
+                continue
             shares = ", ".join(f"{name} {count / rounds.total():.0%}" for name, count in rounds.most_common())
             sentences.append(f"`auto`, {sessions} at once, T = {temperature:g}, chose, in rounds: {shares}.")
     return sentences

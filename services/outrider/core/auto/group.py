@@ -74,16 +74,18 @@ class Group:
         key = self._load_class, strategies
         leader = self._leaders.get(key)
         if leader is None:
-            below, num_classes = self._below(strategies)
-            leader = Leader(strategies, self._plain_ms, self.draft_ms, below, num_classes)
+            leader = Leader(strategies, self._plain_ms, self.draft_ms, self._below(strategies))
             self._leaders[key] = leader
         return leader
 
-    def _below(self, strategies: tuple[Strategy, ...]) -> tuple[Leader | None, int]:
-        """Returns the leader of the nearest lower load that had one, and by how many classes it is lower."""
-        classes = [of_class for of_class, others in self._leaders if others == strategies]
-        lower = max((of_class for of_class in classes if of_class < self._load_class), default=None)
-        return (None, 0) if lower is None else (self._leaders[lower, strategies], self._load_class - lower)
+    def _below(self, strategies: tuple[Strategy, ...]) -> list[tuple[int, Leader]]:
+        """Returns the leaders of lower loads, the nearest first, and by how many classes each of them is lower."""
+        lower = [
+            (self._load_class - of_class, leader)
+            for (of_class, others), leader in self._leaders.items()
+            if others == strategies and of_class < self._load_class
+        ]
+        return sorted(lower, key=lambda pair: pair[0])
 
     def end_step(self, shares: Sequence[Share], step_ms: float, *, is_typical: bool) -> None:
         """Takes in what a step has brought.
@@ -108,22 +110,20 @@ class Leader:
         strategies: tuple[Strategy, ...],
         plain_ms: float,
         draft_ms: float,
-        below: Leader | None = None,
-        num_classes: int = 0,
+        below: Sequence[tuple[int, Leader]] = (),
     ) -> None:
         """
         Args:
             strategies: Those to choose from.
             plain_ms: Time of a step in which nobody drafts.
             draft_ms: Time of a draft forward of one row. 0 means not known.
-            below: Has chosen among the same strategies under a lower load.
-            num_classes: Classes by which that is lower.
+            below: Those that have chosen among the same strategies under lower loads, the nearest first, each with
+                the number of classes between.
         """
         # Of its own: its rounds are steps of all sessions.
         self._history = StrategyHistory(plain_ms)
         self._history.draft_ms = draft_ms
-        if below is not None:
-            self._history.inherit(below._history, num_classes)
+        self._history.inherit([(num_classes, leader._history) for num_classes, leader in below])
         self._controller = Controller(self._history, TEMPERATURE, strategies)
         self._usable: set[Strategy] = set(strategies)
         self._num_steps = 0

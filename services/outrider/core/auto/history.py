@@ -8,6 +8,7 @@ turn out worse have a budget. There is no clock: rounds of the process count as 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import IntEnum
 
 from outrider.core.auto.strategies import PLAIN, Strategy
@@ -52,10 +53,9 @@ RETRY_AFTER = 128
 """Rounds of the process after which a strategy that was worse than plain rounds may be tried again; doubled each
 time."""
 MAX_RETRY_AFTER = 1024
-FALL_PER_LOAD = 1.2
+FALL_PER_LOAD = 1.15
 """Factor by which a strategy's rate, in plain rounds, is expected to be smaller where twice as many sessions share a
-forward. Measured are 1.2 to 1.3 for methods with a draft model on an H200 and on a CPU, and 1.13 to 1.26 for retrieved
-drafts."""
+forward. On an H200 it falls by 1.1 to 1.3."""
 DISCOUNTED_WEIGHT = 16.0
 """Most rounds that a record is worth once there is reason to doubt it."""
 
@@ -222,21 +222,26 @@ class StrategyHistory:
     def _trial_budget(self) -> float:
         return self._initial_budget + TRIAL_SHARE * self.cost
 
-    def inherit(self, lower: StrategyHistory, num_classes: int) -> None:
-        """Begins with what was found out under a lower load: what was hardly better than plain rounds there, or worse,
-        is expected to be worse here.
+    def inherit(self, lower: Sequence[tuple[int, StrategyHistory]]) -> None:
+        """Begins with what was found out under lower loads, for each strategy under the nearest one where it was used:
+        what was hardly better than plain rounds there, or worse, is expected to be worse here.
 
         It counts as tried and failed, as often as it has there, and no trial is paid in advance. Of what pays well
-        under the lower load it is found out as if nothing were known.
+        under a lower load it is found out as if nothing were known.
 
         Args:
-            lower: What was found out there.
-            num_classes: Times that the sessions are twice as many here.
+            lower: What was found out under each of them, the nearest first, and how many times the sessions of here
+                are twice those of there.
         """
-        fall = FALL_PER_LOAD**num_classes
-        for (strategy, temperature_class), record in lower._records.items():
-            is_known = record.num_rounds > 0 and strategy != PLAIN
-            if is_known and record.rate.value < fall * lower.plain_rate(temperature_class):
+        known = set()
+        for num_doublings, history in lower:
+            fall = FALL_PER_LOAD**num_doublings
+            for (strategy, temperature_class), record in history._records.items():
+                if strategy == PLAIN or record.num_rounds == 0 or (strategy, temperature_class) in known:
+                    continue
+                known.add((strategy, temperature_class))
+                if record.rate.value >= fall * history.plain_rate(temperature_class):
+                    continue
                 own = self.record(strategy, temperature_class)
                 own.copy_from(record, fall)
                 self.record_failure(own)
@@ -333,7 +338,7 @@ class StrategyRecord:
         """Begins with the rate and the failures of another record, as one that is doubted.
 
         Args:
-            other: It.
+            other: The record of the same strategy under another load.
             cost_factor: Factor by which rounds are expected to cost more.
         """
         self.rate.copy_from(other.rate)

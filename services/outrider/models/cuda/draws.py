@@ -104,8 +104,8 @@ def _offer_block(
 
 
 @triton.jit
-def _reaching(rough: tl.tensor, is_noisy: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """Mark the tokens of a tile, [blocks, BLOCK], whose rough scores allow them to be among the K best."""
+def _reaching(own: tl.tensor, rough: tl.tensor, is_noisy: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """Mark the tokens of a tile, [blocks, BLOCK] of logits and of rough scores, that can be among the K best."""
     # Of the maxima each is a token of its own, so K tokens reach the K-th largest. Whoever beats one of these by the
     # exact scores comes within the slack of it by the rough ones. The slack is enough for products in place of
     # quotients: both tokens' scores are off by two and a half units of the last place each, and by `ROUGH_ERROR`.
@@ -113,8 +113,8 @@ def _reaching(rough: tl.tensor, is_noisy: tl.tensor, K: tl.constexpr, BLOCK: tl.
     num_reaching = tl.sum((maxima[:, None] <= maxima[None, :]).to(tl.int32), 1)
     bound = tl.max(tl.where(num_reaching >= K, maxima, -_INF), 0)
     slack = tl.where(is_noisy & (bound > -_INF), _SLACK + _RELATIVE_SLACK * tl.abs(bound), 0.0)
-    # If products are infinite, the difference is no number, and all tokens are marked.
-    return (rough > -_INF) & ~(rough < bound - slack)
+    # Where products are infinite, as quotients need not be, the bound is no number or minus infinity: all are marked.
+    return (own > -_INF) & ~(rough < bound - slack)
 
 
 @triton.jit
@@ -141,8 +141,9 @@ def _offer_at_once(
     # What is no number counts as infinite. No order is changed by the division.
     peak = tl.div_rn(tl.max(tl.max(tl.where(own == own, own, _INF), 0), 0), divisor)
     noise = tl.where(is_noisy, rough_gumbel_of_words(hashed(token_ids, first_key, second_key)), 0.0)
-    # A product is quicker than a division to the last bit, which only slots need.
-    is_open = _reaching(own * tl.div_rn(1.0, divisor) + noise, is_noisy, K, BLOCK).to(tl.int32)
+    # A product is quicker than a division to the last bit, which only slots need. The reciprocal is finite: no
+    # temperature is below 1e-30 (`SamplingParams`).
+    is_open = _reaching(own, own * tl.div_rn(1.0, divisor) + noise, is_noisy, K, BLOCK).to(tl.int32)
     # Every open token gets a slot, column after column, by way of memory: threads read what others write.
     of_columns = tl.sum(is_open, 0)
     places = (tl.cumsum(of_columns, 0) - of_columns)[None, :] + tl.cumsum(is_open, 0) - 1

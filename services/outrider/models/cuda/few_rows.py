@@ -71,6 +71,7 @@ def multiply_add(
     norm: Tensor,
     scaled: Tensor,
     squares: Tensor,
+    *,
     is_early: bool,
 ) -> None:
     """Adds `x @ weight.T + bias` to the residual stream.
@@ -171,10 +172,10 @@ def few_rows_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_GATE: tl.constexpr,
     ADDS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
+    TAKES_PART: tl.constexpr,
 ) -> None:
     """Computes some outputs of all rows in each program."""
-    if IS_EARLY:
+    if TAKES_PART:
         gdc_launch_dependents()
     rows = tl.arange(0, NUM_ROWS)
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -182,7 +183,7 @@ def few_rows_kernel(
     given = x + rows[:, None] * NUM_INPUTS + columns
     own = weight + outputs.to(tl.int64)[:, None] * NUM_INPUTS + columns
     places = out + rows[:, None] * NUM_OUTPUTS + outputs
-    if IS_EARLY:
+    if TAKES_PART:
         gdc_wait()
     # What is used at the end is on its way meanwhile.
     if ADDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import structlog
 import torch
@@ -29,6 +29,24 @@ FUSED_OUTPUTS, FUSED_INPUTS = 32, 64
 """Numbers that outputs and inputs of a fused product are multiples of."""
 
 
+class MultiplyAdd(Protocol):
+    """See `outrider.models.cuda.few_rows`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        hidden: Tensor,
+        norm: Tensor,
+        scaled: Tensor,
+        squares: Tensor,
+        *,
+        is_early: bool,
+    ) -> None:
+        """Adds a product to the residual stream."""
+
+
 @dataclass(frozen=True)
 class Kernels:
     """Names the functions that launch kernels. Each of them writes to tensors that it is given."""
@@ -50,7 +68,7 @@ class Kernels:
     norm_multiply: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
     """See `outrider.models.cuda.few_rows`, as for the two below."""
     norm_gate: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
-    multiply_add: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, bool], None]
+    multiply_add: MultiplyAdd
     takes_invariant: Callable[[Tensor], bool]
     """See `takes` of `outrider.models.cuda.invariant`, as for the next two."""
     splits_of: Callable[[int, int], int]
@@ -228,12 +246,13 @@ class CudaSteps(Steps[Inputs]):
                 return apart(hidden, attended)
             scaled, squares = self._scaled[: len(hidden)], self._squares
             stream = hidden, norm.weight, scaled, squares
-            kernels.multiply_add(attended, output.weight, output.bias, *stream, True)
+            kernels.multiply_add(attended, output.weight, output.bias, *stream, is_early=True)
             gated = hidden.new_empty(len(hidden), num_gated)
             kernels.norm_gate(scaled, squares, epsilon, gate_up.weight, gate_up.bias, gated)
             # Behind the last layer nobody reads what was scaled.
             next_norm = self._input_norms.get(index + 1, norm.weight)
-            kernels.multiply_add(gated, down.weight, down.bias, hidden, next_norm, scaled, squares, False)
+            stream = hidden, next_norm, scaled, squares
+            kernels.multiply_add(gated, down.weight, down.bias, *stream, is_early=False)
             return None
 
         return mlp

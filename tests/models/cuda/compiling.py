@@ -80,8 +80,10 @@ def compiled(
 
 
 def begins_early(ptx: str, num_reads: int = 0) -> bool:
-    """True if a kernel lets the next one begin, and writes nothing before it has waited for the one before it. It reads
-    so many times before that: it may read what nobody writes."""
+    """True if a kernel lets the next one begin, and writes nothing before it has waited for the one before it.
+
+    It reads so many times before that, as it may read what nobody writes. From which pointers is not looked at.
+    """
     if "griddepcontrol" not in ptx:
         return False
     before, after = ptx.split("griddepcontrol.wait", 1)

@@ -153,8 +153,8 @@ class Device:
             splits_of=lambda _num_outputs, _num_inputs: 4,
             compiler="none",
         )
-        self.num_early = 0
-        """Fused products that begin while the kernel before them ends."""
+        self.early: Counter[tuple[str, int]] = Counter()
+        """Launches of kernels that begin while the one before them ends, by name and inputs, where steps say so."""
         self.num_layers = size.num_layers
         self.runner = Runner(model, num_blocks=400, is_exact=is_exact, acceleration=Acceleration(kernels, None))
         self.max_launches = LAUNCHES_PER_LAYER * size.num_layers + OTHER_LAUNCHES
@@ -162,7 +162,8 @@ class Device:
     def _kernel(self, name: str) -> Callable[..., None]:
         def launch(*arguments: Any, is_early: bool = False) -> None:
             self.counts.launches[name] += 1
-            self.num_early += is_early
+            if is_early:
+                self.early[name, arguments[0].shape[1]] += 1
             if name == "multiply":
                 self.products[arguments[-1].dim(), arguments[-1].dtype] += 1
 
@@ -313,8 +314,8 @@ def test_a_step_with_fused_products_launches_six_kernels_a_layer() -> None:
     # The first layer's norm and the last one; the products of the first layer's heads, and the head.
     assert counts.launches["add_and_norm"] == counts.launches["mm"] == 4 * 2
     assert counts.launches["multiply_add"] == 4 * 2 * draft.num_layers
-    # Of these one begins early: that behind attention.
-    assert draft.num_early == 4 * draft.num_layers
+    # Of these one begins early: that behind attention, whose 16 heads of 128 it takes.
+    assert draft.early == {("multiply_add", 16 * 128): 4 * draft.num_layers}
 
 
 def test_all_logits_of_a_prompt_are_wanted_without_another_copy(target: Device) -> None:

@@ -26,7 +26,7 @@ GAIN_ERRORS = 0.5
 """Standard errors by which it must be sure of the gain."""
 MIN_ROUNDS = 8
 """Least rounds between two changes, unless the strategy in use is worse than plain rounds. More than
-`session_strategy.TRIED_ROUNDS`, so that a strategy is known when it is left."""
+`history.TRIED_ROUNDS`, so that a strategy is known when it is left."""
 COMPARE_EVERY = 4
 """Rounds between two comparisons with the other strategies."""
 

@@ -56,6 +56,8 @@ MAX_RETRY_AFTER = 1024
 FALL_PER_LOAD = 1.15
 """Factor by which a strategy's rate, in plain rounds, is expected to be smaller where twice as many sessions share a
 forward. On an H200 it falls by 1.1 to 1.3."""
+TRIED_ROUNDS = 4
+"""Rounds of all sessions from which on a strategy counts as tried."""
 DISCOUNTED_WEIGHT = 16.0
 """Most rounds that a record is worth once there is reason to doubt it."""
 
@@ -223,27 +225,29 @@ class StrategyHistory:
         return self._initial_budget + TRIAL_SHARE * self.cost
 
     def inherit(self, lower: Sequence[tuple[int, StrategyHistory]]) -> None:
-        """Begins with what was found out under lower loads, for each strategy under the nearest one where it was used:
-        what was hardly better than plain rounds there, or worse, is expected to be worse here.
+        """Begins with what was found out under lower loads.
 
-        It counts as tried and failed, as often as it has there, and no trial is paid in advance. Of what pays well
-        under a lower load it is found out as if nothing were known.
+        Of each strategy the nearest of these loads counts where it was tried. What was hardly better than plain rounds
+        there, or worse, is expected to be worse here: it counts as tried, and as failed once more than there, and no
+        trial is paid in advance. Of what pays well under a lower load it is found out as if nothing were known.
 
         Args:
-            lower: What was found out under each of them, the nearest first, and how many times the sessions of here
-                are twice those of there.
+            lower: What was found out under each of them, the nearest first, and how often the sessions double from
+                there to here.
         """
         known = set()
         for num_doublings, history in lower:
-            fall = FALL_PER_LOAD**num_doublings
             for (strategy, temperature_class), record in history._records.items():
-                if strategy == PLAIN or record.num_rounds == 0 or (strategy, temperature_class) in known:
+                is_known = record.is_tried and not record.is_inherited
+                if strategy == PLAIN or not is_known or (strategy, temperature_class) in known:
                     continue
                 known.add((strategy, temperature_class))
-                if record.rate.value >= fall * history.plain_rate(temperature_class):
+                # Costs are in plain rounds, whose rate begins as 1 here.
+                needed = FALL_PER_LOAD**num_doublings * history.plain_rate(temperature_class)
+                if record.rate.value >= needed:
                     continue
                 own = self.record(strategy, temperature_class)
-                own.copy_from(record, fall)
+                own.copy_from(record, needed)
                 self.record_failure(own)
                 self._initial_budget = 0.0
 
@@ -284,7 +288,7 @@ class StrategyHistory:
 class StrategyRecord:
     """Holds what all sessions have measured of one strategy at one class of temperatures."""
 
-    __slots__ = ("_decayed_at", "_recent", "num_failures", "num_rounds", "rate", "retry_at")
+    __slots__ = ("_decayed_at", "_recent", "is_inherited", "num_failures", "num_rounds", "rate", "retry_at")
 
     def __init__(self) -> None:
         self.rate = DecayedRate()
@@ -294,8 +298,15 @@ class StrategyRecord:
         """Times, one after another, that it turned out worse than plain rounds."""
         self.retry_at = 0
         """Round of the process before which it is not tried again."""
+        self.is_inherited = False
+        """True if nothing but another record is known."""
         self._recent = DecayedRate()
         self._decayed_at = 0
+
+    @property
+    def is_tried(self) -> bool:
+        """True if sessions have measured it often enough, or it has failed at once."""
+        return self.num_rounds >= TRIED_ROUNDS or (self.num_rounds > 0 and self.num_failures > 0)
 
     def decay(self, now: int) -> None:
         """Lets old rounds count less.
@@ -322,6 +333,7 @@ class StrategyRecord:
         """
         self.decay(now)  # first, so that this round counts in full
         self.num_rounds += 1
+        self.is_inherited = False
         self.rate.add(num_tokens, cost)
         recent = self._recent
         # The present decays with the rounds of this strategy, the whole record with those of the process.
@@ -343,7 +355,7 @@ class StrategyRecord:
         """
         self.rate.copy_from(other.rate)
         self.rate.make_dearer(cost_factor)
-        self.num_rounds, self.num_failures = other.num_rounds, other.num_failures
+        self.num_rounds, self.num_failures, self.is_inherited = other.num_rounds, other.num_failures, True
         self._doubt()
 
     def discount(self, now: int) -> None:

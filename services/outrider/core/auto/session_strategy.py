@@ -20,8 +20,6 @@ EASE_TOKENS = 48.0
 """Expected tokens of other strategies from which on they decide half of how easy this text is taken to be."""
 MAX_ROUND_DEFICIT = 3.0
 """Most tokens that one round adds to a strategy's deficit: a hiccup of the host is not the strategy's fault."""
-TRIED_ROUNDS = 4
-"""Rounds of all sessions from which on a strategy counts as tried."""
 HOLD_ROUNDS = 8
 """Rounds for which a session does not return to a strategy that it has abandoned; doubled each time."""
 
@@ -98,8 +96,7 @@ class SessionStrategy:
     @property
     def is_tried(self) -> bool:
         """True if sessions have measured it often enough, or it has failed at once."""
-        num_known = self.record.num_rounds
-        return num_known >= TRIED_ROUNDS or (num_known > 0 and self.record.num_failures > 0)
+        return self.record.is_tried
 
     @property
     def decision(self) -> Decision:

@@ -24,8 +24,8 @@ OFFERING = {"BLOCK": 512, "NUM_BLOCKS": 16, "num_warps": 4}
 """Launch of `_offer_splits` for one token: tokens of a block, and blocks of a stretch, which has a program of its
 own."""
 OFFERING_SEVERAL = {"BLOCK": 512, "NUM_BLOCKS": 8, "num_warps": 4}
-"""Launch of `_offer_splits` for several tokens: a program has the whole stretch in registers, and of each column of
-these blocks all in one thread."""
+"""Launch of `_offer_splits` for several tokens: a program has the whole stretch in registers, and each column of
+these blocks lies in one thread."""
 SETTLING = {"BLOCK": 1024, "WIDTH": 512, "NUM_STAGES": 3, "num_warps": 8}
 """Launch of `_settle`: tokens of a block, and of one that is counted, of which some are read ahead."""
 
@@ -40,7 +40,7 @@ _MAX_TRIES = tl.constexpr(64)
 _NUM_GROUPS = tl.constexpr(32)
 # Tokens of a stretch that get exact noise at once.
 _NUM_SLOTS = tl.constexpr(32)
-# Of the slots, so that each of four warps has its own.
+# Copies of the slots: each of four warps has its own.
 _NUM_COPIES = tl.constexpr(4)
 # Each round leaves about half of the tokens, where all are as probable.
 _MAX_ROUNDS = tl.constexpr(40)
@@ -106,6 +106,8 @@ def _offer_block(
 @triton.jit
 def _reaching(own: tl.tensor, rough: tl.tensor, is_noisy: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
     """Mark the tokens of a tile, [blocks, BLOCK] of logits and of rough scores, that can be among the K best."""
+    tl.static_assert(BLOCK % _NUM_GROUPS == 0)
+    tl.static_assert(K <= _NUM_GROUPS and K <= _NUM_SLOTS)
     # Of the maxima each is a token of its own, so K tokens reach the K-th largest. Whoever beats one of these by the
     # exact scores comes within the slack of it by the rough ones. The slack is enough for products in place of
     # quotients: both tokens' scores are off by two and a half units of the last place each, and by `ROUGH_ERROR`.

@@ -31,10 +31,10 @@ def overlaps(device: torch.device) -> bool:
 
 
 def launch_options(is_early: bool) -> dict[str, bool]:
-    """Returns what the launch of a kernel is to be told.
+    """Returns the options of a kernel's launch.
 
     Args:
         is_early: True if it may begin while the kernel before it ends. It must wait then.
     """
-    # Not told otherwise: an interpreter does not know the option.
+    # Otherwise there are none: an interpreter does not know this one.
     return {"launch_pdl": True} if is_early else {}

@@ -106,8 +106,9 @@ def _offer_block(
 @triton.jit
 def _reaching(own: tl.tensor, rough: tl.tensor, is_noisy: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
     """Mark the tokens of a tile, [blocks, BLOCK] of logits and of rough scores, that can be among the K best."""
-    tl.static_assert(BLOCK % _NUM_GROUPS == 0)
-    tl.static_assert(K <= _NUM_GROUPS and K <= _NUM_SLOTS)
+    tl.static_assert(BLOCK // _NUM_GROUPS * _NUM_GROUPS == BLOCK)
+    tl.static_assert(K <= _NUM_GROUPS)
+    tl.static_assert(K <= _NUM_SLOTS)
     # Of the maxima each is a token of its own, so K tokens reach the K-th largest. Whoever beats one of these by the
     # exact scores comes within the slack of it by the rough ones. The slack is enough for products in place of
     # quotients: both tokens' scores are off by two and a half units of the last place each, and by `ROUGH_ERROR`.

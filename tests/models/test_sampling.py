@@ -121,6 +121,16 @@ def test_the_best_candidate_is_the_same_however_many_are_wanted(*, is_greedy: bo
         assert candidates[0].token_id == token_id
 
 
+@pytest.mark.parametrize("least", [-math.inf, -3.0, -1.5, -0.1, 0.0])
+def test_candidates_that_are_too_improbable_are_left_out_but_for_the_best(least: float) -> None:
+    for scores in ([2.0, 1.9, 1.9, 1.0, 0.5, 0.0, -1.0, -math.inf], [2.0, 2.0, 1.9, 1.0, 0.5, 0.0, -1.0, -2.0]):
+        best = [9, 3, 12, 5, 6, 7, 8, 1], scores
+        candidates = ranked(best, 8, is_greedy=False)
+        expected = [each for each in candidates if each.logprob >= least or each.logprob == candidates[0].logprob]
+        assert ranked(best, 8, is_greedy=False, least_logprob=least) == expected
+        assert ranked(best, 2, is_greedy=False, least_logprob=least) == expected[:2]
+
+
 def test_top_k_breaks_ties_by_the_lower_id() -> None:
     assert allowed_tokens([1.0, 2.0, 1.0, 1.0], top_k=2) == {0, 1}
 

@@ -14,8 +14,10 @@ import argparse
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +25,9 @@ from torch import Tensor
 from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.contenders import Best
-from outrider.models.cuda.inputs import loop_lens
+from outrider.models.cuda.graphs import BUCKETS, Forwards, Results
+from outrider.models.cuda.inputs import Packer, Shape, loop_lens
+from outrider.models.cuda.loop import DraftLoop
 from outrider.models.cuda.rows import MAX_NUM_BEST
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment
@@ -34,6 +38,7 @@ from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
 from outrider_bench.workers.host_time import (
     MAX_NUM_SESSIONS,
+    QUERIES_PER_KEY,
     SPIN_S,
     WARM_UP_TOKENS,
     StubDevice,
@@ -92,10 +97,8 @@ class SharedDevice(StubDevice):
             time.sleep(0)
 
 
-class StubDraftRunner(StubRunner):
-    """A draft model's runner, whose steps take their time on the target's device."""
-
-    has_loop = True
+class StubLoop(DraftLoop):
+    """A loop that lays its steps out as for a GPU, and looks their tokens up."""
 
     def __init__(self, runner: Runner, device: SharedDevice, table: Tensor) -> None:
         """
@@ -104,10 +107,53 @@ class StubDraftRunner(StubRunner):
             device: The target's.
             table: Logits that follow each token: float32 [vocab, vocab].
         """
+        shapes = [Shape(rows) for rows in BUCKETS]
+        packer = Packer(runner.pool, QUERIES_PER_KEY, shapes, runner.max_context_len)
+        forwards = SimpleNamespace(
+            shapes=shapes,
+            packer=packer,
+            pool=runner.pool,
+            vocab_size=runner.vocab_size,
+            on_device=nullcontext,
+            begin=packer.begin,
+        )
+        super().__init__(cast(Forwards, forwards), best_tokens=unused, capture=None)
+        self._device, best = device, table.topk(MAX_NUM_BEST, dim=1)
+        self._best = torch.stack((best.indices.int(), best.values.view(torch.int32)))
+        self._token_ids = torch.empty(0, dtype=torch.long)
+
+    def run(
+        self, segments: Sequence[Segment], params: Sequence[SamplingParams], first_indices: Sequence[int], length: int
+    ) -> list[list[Best | None]]:
+        """See `DraftLoop.run`."""
+        self._token_ids = torch.tensor([segment.token_ids[-1] for segment in segments])
+        return super().run(segments, params, first_indices, length)
+
+    def _compute(self, shape: Shape, steps: Any) -> Results:
+        token_ids, found = self._token_ids, []
+        for _ in range(steps.length):
+            found.append(self._best[:, token_ids])
+            token_ids = found[-1][0, :, 0].long()
+        self._device.wait_for_steps(len(token_ids), steps.length)
+        return (torch.stack(found),)
+
+
+def unused(*_arguments: object) -> Tensor:
+    """Stand in for a kernel that nobody launches."""
+    raise AssertionError("tokens are looked up")
+
+
+class StubDraftRunner(StubRunner):
+    """A draft model's runner, whose steps take their time on the target's device."""
+
+    has_loop = True
+
+    def __init__(self, runner: Runner, device: SharedDevice, table: Tensor) -> None:
+        """See `StubLoop`."""
         super().__init__(runner, StubDevice(0.0))
         self._shared, self._table = device, table
-        best = table.topk(MAX_NUM_BEST, dim=1)
-        self._best: list[Best] = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        self._loop = StubLoop(runner, device, table)
+        self.draft = self._loop.run
 
     def make_loop(self) -> None:
         """Do nothing: there is one."""
@@ -122,20 +168,6 @@ class StubDraftRunner(StubRunner):
         if len(logits):  # readings of prompts take no time here
             self._shared.wait_for_steps(len(segments), 1)
         return logits
-
-    def draft(self, segments: Sequence[Segment], _params: object, _indices: object, length: int) -> list[list[Best]]:
-        """See `Runner.draft`."""
-        found: list[list[Best]] = []
-        for segment in segments:
-            cache, num_rows, token_id = segment.cache, len(segment.token_ids), segment.token_ids[-1]
-            cache.reserve(cache.length + num_rows + length - 1)
-            cache.append(range(cache.length, cache.length + num_rows))
-            found.append([])
-            for _ in range(length):
-                found[-1].append(self._best[token_id])
-                token_id = found[-1][-1][0][0]
-        self._shared.wait_for_steps(len(segments), length)
-        return found
 
 
 class Pace(NamedTuple):

@@ -443,7 +443,7 @@ def _leading(values: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp
     return np.flatnonzero(~(values < floor))
 
 
-def ranked(best: Best, k: int, *, is_greedy: bool) -> list[Candidate]:
+def ranked(best: Best, k: int, *, is_greedy: bool, least_logprob: float = -math.inf) -> list[Candidate]:
     """Ranks the best tokens of a row as `Sampler.candidates` does: at most k candidates, best first.
 
     Args:
@@ -451,6 +451,7 @@ def ranked(best: Best, k: int, *, is_greedy: bool) -> list[Candidate]:
             is left out.
         k: Most candidates.
         is_greedy: True at temperature 0.
+        least_logprob: Candidates that are less probable are left out, but for the best one and its equals.
     """
     token_ids, scores = best
     sharpness = GREEDY_SHARPNESS if is_greedy else SAMPLED_SHARPNESS
@@ -458,10 +459,11 @@ def ranked(best: Best, k: int, *, is_greedy: bool) -> list[Candidate]:
     # because `exp` must not overflow.
     sharp = [sharpness * (score - scores[0]) for score in scores]
     total = math.log(sum(map(math.exp, sharp[:NUM_NORMALISED])))
-    if k == 1 and scores[1] < scores[0]:
+    if scores[1] < scores[0] and (k == 1 or sharp[1] - total < least_logprob):
         return [Candidate(token_ids[0], -total)]
+    likely = [score for score in sharp if score - total >= least_logprob or score == 0.0]
     # `topk` promises no order between equals.
-    order = sorted(zip([-score for score in sharp], token_ids, strict=True))[:k]
+    order = sorted(zip([-score for score in likely], token_ids, strict=False))[:k]
     return [Candidate(token_id, -score - total) for score, token_id in order if score != math.inf]
 
 

@@ -347,7 +347,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         following = expansion if before is None else session.followed(expansion, before[0][0])
         if following is None:
             return None
-        candidates = ranked(best, following.num_children, is_greedy=session.ranking.is_greedy)
+        num_children, least = following.num_children, following.least_logprob
+        candidates = ranked(best, num_children, is_greedy=session.ranking.is_greedy, least_logprob=least)
         session.grow(following, [candidates], forward_us)
         session.share_prefix()
         self._send(session, listener)

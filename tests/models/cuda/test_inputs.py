@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.models.cuda.inputs import SPLIT, Inputs, Packer, Shape, parts_of, share_work, tile_of
+from outrider.models.cuda.inputs import SPLIT, Inputs, Packer, Shape, parts_of, share_work, share_work_of_steps, tile_of
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.packing import Segment
 
@@ -152,3 +152,20 @@ def test_splits_are_shared_as_long_as_there_is_room_for_the_results_of_their_row
     share_work(parts, 2)
     assert (parts["num_work"][0] == 1024) == is_shared
     assert parts["first_results"][:2].tolist() == [0, 512 * num_rows]
+
+
+@pytest.mark.parametrize("num_tiles", [0, 1, 3, 64])
+def test_work_of_steps_is_what_each_of_them_has_alone(num_tiles: int) -> None:
+    shape, num_steps = Shape(64), 7
+    parts = parts_of(np.zeros((num_steps, shape.num_fixed), dtype=np.int32), shape)
+    parts["work"][:], parts["first_results"][:] = 9, 9  # of a loop before
+    ends = np.add.outer(np.arange(num_steps), [SPLIT - 4, SPLIT - 2, 40] * 22)[:, :num_tiles]
+    parts["tiles"][:, :num_tiles, 1], parts["tiles"][:, :num_tiles, 5] = 1, ends
+    alone = {name: part.copy() for name, part in parts.items()}
+    share_work_of_steps(parts, num_tiles)
+    for step in range(num_steps):
+        share_work({name: part[step] for name, part in alone.items()}, num_tiles)
+        count = alone["num_work"][step, 0]
+        assert parts["num_work"][step, 0] == count
+        assert parts["work"][step, :count].tolist() == alone["work"][step, :count].tolist()
+        assert parts["first_results"][step].tolist() == alone["first_results"][step].tolist()

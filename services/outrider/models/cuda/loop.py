@@ -16,12 +16,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from outrider.core.noise import row_keys
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
 from outrider.models.cuda.graphs import Capture, Forwards, Results, warn_not_captured
-from outrider.models.cuda.inputs import LOOP_LENS, MAX_LOOP_ROWS, Inputs, Ints, Shape, parts_of, share_work
-from outrider.models.cuda.rows import MAX_NUM_BEST, ROW, ROW_WORDS, best_of_rows, write_rows
+from outrider.models.cuda.inputs import LOOP_LENS, MAX_LOOP_ROWS, Inputs, Ints, Shape, parts_of, share_work_of_steps
+from outrider.models.cuda.rows import MAX_NUM_BEST, ROW, ROW_WORDS, best_of_steps, write_rows
 from outrider.models.packing import Segment, check_segments
 
 log = structlog.get_logger(__name__)
@@ -106,8 +105,7 @@ class DraftLoop:
                 replay = self._replays.get(key)
                 (best,) = self._compute(shape, steps) if replay is None else replay()
                 # Waits for the device: what was copied to it may be written again from here on.
-                of_steps = [best_of_rows(of_step, MAX_NUM_BEST) for of_step in best[:, :, : last - first].cpu()]
-                found += [[of_step[row] for of_step in of_steps] for row in range(last - first)]
+                found += map(list, zip(*best_of_steps(best[:, :, : last - first].cpu()), strict=True))
                 self._forwards.pool.moves.clear()
         for segment in segments:
             cache = segment.cache
@@ -174,18 +172,23 @@ class _Steps:
         starts = range(self._num_words, self._count, shape.num_fixed)
         self.inputs = [Inputs(device[start:], shape, self._packer.buffer) for start in starts]
         """Inputs of the steps behind the first one."""
+        self._taken: dict[int, tuple[npt.NDArray[Any], dict[str, Ints]]] = {}
+        """What `_take` returns, by the buffer that is filled."""
+        self._row_numbers = np.arange(self.num_rows, dtype=np.int32)
         # Rows that are nobody's are drawn from without noise.
         self._nobodys = np.array((1.0, (0, 0), 0.0, self._vocab_size, -np.inf, 0), dtype=ROW)
 
     def _take(self) -> tuple[npt.NDArray[Any], dict[str, Ints]]:
         """Returns what is filled in host memory, as nobody's: `ROW` [steps, rows], and the parts of the inputs, with
         the steps behind the first one in front of their own dimensions. Other loops have written there."""
-        array, length, num_rows = self._packer.take_front(self._count), self.length, self.num_rows
-        rows = array[: self._num_words].view(ROW).reshape(length, num_rows)
+        array, turn = self._packer.take_front(self._count), self._packer.turn
+        if turn not in self._taken:
+            rows = array[: self._num_words].view(ROW).reshape(self.length, self.num_rows)
+            self._taken[turn] = rows, parts_of(array[self._num_words :].reshape(self.length - 1, -1), self._shape)
+        rows, parts = self._taken[turn]
         rows[:] = self._nobodys
-        parts = parts_of(array[self._num_words :].reshape(length - 1, -1), self._shape)
         parts["positions"][:], parts["places"][:], parts["num_work"][:] = 0, self._pool.num_slots, 0
-        parts["row_list"][:] = parts["wanted"][:] = np.arange(num_rows)
+        parts["row_list"][:] = parts["wanted"][:] = self._row_numbers
         return rows, parts
 
     def clear(self) -> None:
@@ -201,19 +204,15 @@ class _Steps:
     ) -> None:
         """Lays out the steps behind segments whose tables begin at these numbers of the buffer."""
         rows, parts = self._take()
-        count, length = len(segments), self.length
-        write_rows(rows[0, :count], params, first_indices, self._vocab_size)
-        rows[1:, :count] = rows[0, :count]
-        indices = [index + step for step in range(1, length) for index in first_indices]
-        rows["key"][1:, :count] = row_keys([p.seed for p in params] * (length - 1), indices).reshape(-1, count, 2)
-        starts = np.array([segment.cache.length + len(segment.token_ids) for segment in segments])
-        steps = np.arange(length - 1)[:, None]
-        places = [each.cache.places(start + steps[:, 0]) for each, start in zip(segments, starts, strict=True)]
-        parts["positions"][:, :count] = starts + steps
-        parts["places"][:, :count] = np.stack(places, 1)
+        count, num_behind = len(segments), self.length - 1
+        write_rows(rows[:, :count], params, first_indices, self._vocab_size)
+        starts = [segment.cache.length + len(segment.token_ids) for segment in segments]
+        places = [each.cache.chain_places(start, num_behind) for each, start in zip(segments, starts, strict=True)]
+        positions = np.add.outer(np.arange(num_behind), starts)
+        parts["positions"][:, :count] = positions
+        parts["places"][:, :count] = np.array(places).T
         tiles = parts["tiles"][:, :count]
-        tiles[..., 0], tiles[..., 1], tiles[..., 2], tiles[..., 4] = np.arange(count), 1, tables, 0
+        tiles[..., 0], tiles[..., 1], tiles[..., 2], tiles[..., 4] = self._row_numbers[:count], 1, tables, 0
         # All that a row sees is below the root.
-        tiles[..., 3] = tiles[..., 5] = starts + steps + 1
-        for step in range(length - 1):
-            share_work({name: part[step] for name, part in parts.items()}, count)
+        tiles[..., 3] = tiles[..., 5] = positions + 1
+        share_work_of_steps(parts, count)

@@ -71,8 +71,20 @@ def best_of_rows(found: Tensor, k: int) -> list[Best | None]:
         found: int32 [2, rows, at least k], on the host.
         k: Tokens of a row.
     """
-    token_ids, scores = found[0, :, :k].tolist(), found[1, :, :k].view(torch.float32).tolist()
-    return [None if of_row[0] == UNSETTLED else (of_row, own) for of_row, own in zip(token_ids, scores, strict=True)]
+    return best_of_steps(found[None, :, :, :k])[0]
+
+
+def best_of_steps(found: Tensor) -> list[list[Best | None]]:
+    """Reads what was found for the rows of several steps: the best of each step and row, None if that is unsettled.
+
+    Args:
+        found: int32 [steps, 2, rows, tokens], on the host.
+    """
+    token_ids, scores = found[:, 0].tolist(), found[:, 1].view(torch.float32).tolist()
+    return [
+        [None if best[0] == UNSETTLED else (best, its_scores) for best, its_scores in zip(*of_step, strict=True)]
+        for of_step in zip(token_ids, scores, strict=True)
+    ]
 
 
 def write_rows(
@@ -81,9 +93,10 @@ def write_rows(
     """Writes for kernels how rows are drawn from.
 
     Args:
-        rows: `ROW` [rows], written.
+        rows: `ROW` [rows], or [steps, rows] of as many tokens behind one another; written.
         params: One for each row. Greedy rows have neither noise nor filters.
-        output_indices: For each row, how many tokens the generation put out before the one drawn there.
+        output_indices: For each row, how many tokens the generation put out before the one drawn there, in the first
+            step.
         vocab_size: Width of the logits.
     """
     # Mostly a session has several rows, of one object: what it says is looked up once.
@@ -96,7 +109,14 @@ def write_rows(
     }
     columns = np.array([fields[id(p)] for p in params]).T
     rows["top_p"], rows["temperature"], rows["top_k"], rows["log_min_p"] = columns
-    if len(params) < MANY_ROWS:
-        rows["key"] = [row_key(p.seed, index) for p, index in zip(params, output_indices, strict=True)]
+    num_steps = rows.size // max(1, len(params))
+    if rows.size < MANY_ROWS:
+        keys = [
+            row_key(p.seed, index + step)
+            for step in range(num_steps)
+            for p, index in zip(params, output_indices, strict=True)
+        ]
+        rows["key"] = np.array(keys).reshape(*rows.shape, 2)
     else:
-        rows["key"] = row_keys([p.seed for p in params], output_indices)
+        indices = [index + step for step in range(num_steps) for index in output_indices]
+        rows["key"] = row_keys([p.seed for p in params] * num_steps, indices).reshape(*rows.shape, 2)

@@ -148,7 +148,7 @@ class Suite(ABC):
         for path in paths:
             console.print(f"wrote {path}", highlight=False)
 
-    async def attempt(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def attempt(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
         """Do something that may fail in one of the ways of FAILURES; `failures` then has the reason under its name."""
         try:
             await work()

@@ -140,6 +140,9 @@ class GpuWorker:
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Run one generation: with `graph` in the options by the plain loop, else as `HfBaseline` does."""
         assert self._hf is not None
+        if options.get("cache_implementation") == "static":
+            # One length for all texts: transformers compiles the model anew for a longer one.
+            options = {**options, "max_cache_len": self._max_len}
         if not options.get("graph"):
             return self._hf.generate(request, options)
         # Made when it is asked for: a graph that cannot be captured here must not take the others with it.

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from outrider_bench.config import GpuConfig
-from outrider_bench.samples import Chunk, GenerationSample, Rounds
+from outrider_bench.samples import Chunk, GenerationSample, Request, Rounds
 from outrider_bench.suites.gpu import suite
 from outrider_bench.suites.gpu.cells import PEERS, Cell, Kept, cells_of, room_in, tokens_of
 from outrider_bench.suites.gpu.generations import NUM_ALONE, options_of, requests_of, value_of
 from outrider_bench.suites.gpu.report import micro_tables, report_of
 from outrider_bench.suites.gpu.suite import GpuSuite
+from outrider_bench.workers.gpu import GpuWorker
 
 CONFIG = GpuConfig(methods=("off", "pearl"), sessions=(1, 8), temperatures=(0.0, 0.7), contexts=(64,), repeats=2)
 
@@ -162,6 +163,50 @@ def test_loops_of_steps_are_measured_of_the_draft_model_alone(monkeypatch: pytes
     cells = [Cell("micro", role, context=64) for role in ("target", "draft")]
     asyncio.run(bench._run_micro(cells, lambda _line: None))
     assert (asked, bench.failures) == ({"T": False, "D": True}, {})
+
+
+def test_another_program_that_compiles_for_too_long_is_given_up_and_the_rest_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Worker:
+        def __init__(self) -> None:
+            self.num_begun = 0
+
+        async def call(self, name: str, **_arguments: Any) -> dict[str, Any]:
+            assert name == "open"
+            return {}
+
+        async def generate(self, request: Request, options: dict[str, Any]) -> GenerationSample:
+            self.num_begun += 1
+            if "cache_implementation" in options:
+                await asyncio.Event().wait()
+            return sample([1, 2, 3])
+
+    worker, bench = Worker(), GpuSuite(GpuConfig(contexts=(64,), repeats=2))
+    monkeypatch.setattr(bench, "_worker", lambda: nullcontext(worker))
+    monkeypatch.setattr(suite, "WARM_SHARE", 0.0)  # what does not answer at once is over it
+    bench._prompts = {64: ["a prompt"] * NUM_ALONE}
+    cells = [cell for cell in cells_of(bench.config) if cell.part == "peers"]
+    bench._began = time.perf_counter()
+    asyncio.run(bench._run_peers(cells, lambda _line: None))
+    is_static = [cell.label == "transformers, static cache" for cell in cells]
+    first = is_static.index(True)
+    assert [*bench._kept.values] == cells[:first]
+    assert bench.found()["left_out"] == [cell.key for cell in cells[first:]]
+    assert worker.num_begun == first * (1 + NUM_ALONE) + 1
+    assert bench.failures == {}
+
+
+def test_texts_with_a_static_cache_have_one_of_the_same_length() -> None:
+    class Generating:
+        def generate(self, _request: object, options: dict[str, Any]) -> dict[str, Any]:
+            return options
+
+    worker: Any = GpuWorker("cpu")
+    worker._hf, worker._max_len = Generating(), 1216
+    static = PEERS["transformers, static cache"]
+    assert worker.generate({}, static) == {"cache_implementation": "static", "max_cache_len": 1216}
+    assert worker.generate({}, PEERS["transformers"]) == {}
 
 
 def results_of(cells: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,8 +27,10 @@ from outrider_cli.local.stack import StackConfig
 from outrider_cli.prompts import default_prompts
 
 WORKER = "outrider_bench.workers.gpu"
-SHARES = {"services": 0.6, "peers": 0.85, "micro": 0.95}
+SHARES = {"services": 0.5, "peers": 0.75, "micro": 0.95}
 """Share of the budget after which nothing of a part begins."""
+WARM_SHARE = 0.9
+"""Share of the budget after which another program that still compiles is given up."""
 ANCHOR_EVERY_S = 60.0
 LOAD_TIMEOUT_S = 300.0
 """Loading 16 GB, trying whether rows are exact, and capturing graphs."""
@@ -162,17 +165,27 @@ class GpuSuite(Suite):
             log("loading the models for other programs")
             await worker.call("open", **self._folders, max_len=longest)
             warm: set[str] = set()
-            for cell in cells:
-                # The first text of a way pays for what is compiled and captured.
+            for number, cell in enumerate(cells):
                 if cell.label not in warm and not self._is_over(cell):
                     warm.add(cell.label)
-                    first = requests_of(cell, self._prompts[cell.context], self.config)[0]
-                    await self.attempt(cell.label, partial(self._warm_up, worker, first, PEERS[cell.label]))
+                    if not await self._warm_up(worker, cell):
+                        # The worker is at it still, and answers nothing else.
+                        self._left_out += [each.key for each in cells[number:]]
+                        return
                 if cell.label not in self.failures:
                     await self._run_cell(cell, worker, PEERS[cell.label], log)
 
-    async def _warm_up(self, worker: Worker, request: Request, options: dict[str, Any]) -> None:
-        await worker.generate(request, options)
+    async def _warm_up(self, worker: Worker, cell: Cell) -> bool:
+        """Run the first text of a way, which pays for what is compiled and captured. Return False if that takes longer
+        than the budget allows."""
+        request = requests_of(cell, self._prompts[cell.context], self.config)[0]
+        left_s = self._budget_s * WARM_SHARE - (time.perf_counter() - self._began)
+        try:
+            async with asyncio.timeout(left_s):
+                await self.attempt(cell.label, partial(worker.generate, request, PEERS[cell.label]))
+        except TimeoutError:
+            return False
+        return True
 
     async def _run_micro(self, cells: list[Cell], log: Log) -> None:
         config = self.config
@@ -229,10 +242,14 @@ class GpuSuite(Suite):
         rate = value_of(cell, samples, None)["tokens_per_s"]
         self._kept.keep_anchor({"at_s": now - self._began, "tokens_per_s": rate})
 
+    @property
+    def _budget_s(self) -> float:
+        return 60 * self.config.minutes
+
     def _is_over(self, cell: Cell) -> bool:
         """Return True if the budget of a cell's part is used up, or the run's if the cell takes as long as any before
         it, and note that the cell is left out."""
-        budget_s, past_s = 60 * self.config.minutes, time.perf_counter() - self._began
+        budget_s, past_s = self._budget_s, time.perf_counter() - self._began
         is_over = past_s > budget_s * SHARES[cell.part] or past_s + self._longest_s[cell.part] > budget_s
         if is_over:
             self._left_out.append(cell.key)

@@ -1,7 +1,8 @@
 """Print what laying out a round for a GPU costs the host: ``python -m outrider_bench.workers.packing_time``.
 
 No GPU is needed: the layout goes to a buffer of this machine, and nothing is computed. A round has the same rows for
-each session, behind texts of their own: a chain, or a tree as drafts are. Medians, in milliseconds on one core.
+each session, behind texts of their own: a chain, or a tree as drafts are. A loop has as many steps of a draft model,
+each with a row, and what they find is read. Medians, in milliseconds on one core.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
-from outrider.core.params import Source
+from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree, Node
+from outrider.models.cuda.graphs import BUCKETS, Forwards, Results
 from outrider.models.cuda.inputs import Packer, Shape
+from outrider.models.cuda.loop import DraftLoop
+from outrider.models.cuda.rows import MAX_NUM_BEST
 from outrider.models.kv_cache import CacheShape, KVCache, KVPool
 from outrider.models.packing import Segment
 
@@ -26,7 +34,7 @@ CONTEXT = 1000
 QUERIES_PER_KEY = 4
 """Those of Qwen3-8B."""
 VOCAB_SIZE = 1000
-FORMS = ("chain", "tree")
+FORMS = ("chain", "tree", "loop")
 
 
 def a_tree(rng: random.Random, num_rows: int) -> list[Node]:
@@ -41,6 +49,31 @@ def a_tree(rng: random.Random, num_rows: int) -> list[Node]:
     return nodes[1:]
 
 
+class HostLoop(DraftLoop):
+    """A loop of a draft model that lays its steps out as for a GPU, and runs none: all that it finds is token 0."""
+
+    def __init__(self, pool: KVPool, max_context_len: int, vocab_size: int) -> None:
+        """
+        Args:
+            pool: That of the sessions' caches.
+            max_context_len: Most tokens of a session.
+            vocab_size: Token ids are below it.
+        """
+        shapes = [Shape(rows) for rows in BUCKETS]
+        packer = Packer(pool, QUERIES_PER_KEY, shapes, max_context_len)
+        forwards = SimpleNamespace(
+            shapes=shapes, packer=packer, pool=pool, vocab_size=vocab_size, on_device=nullcontext, begin=packer.begin
+        )
+        super().__init__(cast(Forwards, forwards), best_tokens=_not_launched, capture=None)
+
+    def _compute(self, shape: Shape, steps: Any) -> Results:
+        return (torch.zeros(steps.length, 2, steps.num_rows, MAX_NUM_BEST, dtype=torch.int32),)
+
+
+def _not_launched(*_arguments: object) -> Tensor:
+    raise AssertionError("nothing is computed")
+
+
 class Round:
     """Lays out the rows of some sessions again and again."""
 
@@ -51,6 +84,8 @@ class Round:
         self._shape = Shape(2048)
         self._packer = Packer(pool, QUERIES_PER_KEY, [self._shape], 2 * CONTEXT)
         self._is_tree = form == "tree"
+        self._loop = HostLoop(pool, 2 * CONTEXT, VOCAB_SIZE) if form == "loop" else None
+        self._params = [SamplingParams(seed=number, temperature=0.7) for number in range(num_sessions)]
         self._sessions: list[tuple[KVCache, list[Node]]] = []
         for _ in range(num_sessions):
             cache = pool.new_cache()
@@ -60,12 +95,19 @@ class Round:
 
     def segments(self) -> list[Segment]:
         """Make the segments of a round."""
+        if self._loop is not None:
+            return [Segment(cache, [0], 1) for cache, _ in self._sessions]
         if not self._is_tree:
             return [Segment(cache, [0] * NUM_ROWS, NUM_ROWS) for cache, _ in self._sessions]
         return [Segment.of_tree(cache, [0], nodes, num_logits=NUM_ROWS) for cache, nodes in self._sessions]
 
     def pack(self, segments: Sequence[Segment]) -> None:
         """Lay them out."""
+        if self._loop is not None:
+            self._loop.run(segments, self._params, [0] * len(segments), NUM_ROWS - 1)
+            for segment in segments:
+                segment.cache.truncate(CONTEXT - 1)
+            return
         self._packer.begin(self._shape)
         for segment in segments:
             num_rows, length = len(segment.token_ids), segment.cache.length

@@ -14,10 +14,8 @@ import argparse
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +23,8 @@ from torch import Tensor
 from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.contenders import Best
-from outrider.models.cuda.graphs import BUCKETS, Forwards, Results
-from outrider.models.cuda.inputs import Packer, Shape, loop_lens
-from outrider.models.cuda.loop import DraftLoop
+from outrider.models.cuda.graphs import Results
+from outrider.models.cuda.inputs import Shape, loop_lens
 from outrider.models.cuda.rows import MAX_NUM_BEST
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment
@@ -38,7 +35,6 @@ from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
 from outrider_bench.workers.host_time import (
     MAX_NUM_SESSIONS,
-    QUERIES_PER_KEY,
     SPIN_S,
     WARM_UP_TOKENS,
     StubDevice,
@@ -48,6 +44,7 @@ from outrider_bench.workers.host_time import (
     stub_model,
     use_device,
 )
+from outrider_bench.workers.packing_time import HostLoop
 
 WAYS = {
     "off": SpeculationParams(Method.OFF),
@@ -97,8 +94,8 @@ class SharedDevice(StubDevice):
             time.sleep(0)
 
 
-class StubLoop(DraftLoop):
-    """A loop that lays its steps out as for a GPU, and looks their tokens up."""
+class StubLoop(HostLoop):
+    """A loop that looks the tokens of its steps up."""
 
     def __init__(self, runner: Runner, device: SharedDevice, table: Tensor) -> None:
         """
@@ -107,17 +104,7 @@ class StubLoop(DraftLoop):
             device: The target's.
             table: Logits that follow each token: float32 [vocab, vocab].
         """
-        shapes = [Shape(rows) for rows in BUCKETS]
-        packer = Packer(runner.pool, QUERIES_PER_KEY, shapes, runner.max_context_len)
-        forwards = SimpleNamespace(
-            shapes=shapes,
-            packer=packer,
-            pool=runner.pool,
-            vocab_size=runner.vocab_size,
-            on_device=nullcontext,
-            begin=packer.begin,
-        )
-        super().__init__(cast(Forwards, forwards), best_tokens=unused, capture=None)
+        super().__init__(runner.pool, runner.max_context_len, runner.vocab_size)
         self._device, best = device, table.topk(MAX_NUM_BEST, dim=1)
         self._best = torch.stack((best.indices.int(), best.values.view(torch.int32)))
         self._token_ids = torch.empty(0, dtype=torch.long)
@@ -136,11 +123,6 @@ class StubLoop(DraftLoop):
             token_ids = found[-1][0, :, 0].long()
         self._device.wait_for_steps(len(token_ids), steps.length)
         return (torch.stack(found),)
-
-
-def unused(*_arguments: object) -> Tensor:
-    """Stand in for a kernel that nobody launches."""
-    raise AssertionError("tokens are looked up")
 
 
 class StubDraftRunner(StubRunner):

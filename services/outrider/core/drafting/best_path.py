@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from outrider.core.drafting.policy import Candidate, Child, Expansion, tip_of
 from outrider.core.params import Rows, SpeculationParams
-from outrider.core.tree import DraftTree
+from outrider.core.tree import DraftTree, Node, NodeState
 
 MIN_PATH = 0.1
 """The path ends at a node whose path is less probable: a token that comes so seldom is worth less than the time of a
@@ -37,11 +37,16 @@ class BestPathGrowth:
         self._max_depth = params.num_speculative_tokens
         is_chain = params.rows is Rows.CHAIN
         self._min_path_logprob = params.min_path_logprob if is_chain else math.log(MIN_PATH)
+        self._tip: Node | None = None
+        """The end of the path when it was last looked for."""
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """Returns the end of the path, until it is long or improbable enough."""
         # The first child of a node is the one that its forward found best, and the path goes on there.
-        tip, depth = tip_of(tree, tree.root)
+        # While its end lives, it has only become longer.
+        known = self._tip
+        tip, depth = tip_of(tree, tree.root if known is None or known.state is not NodeState.LIVE else known)
+        self._tip = tip
         # A node that has been through a forward, and has no child, will have none. But the root is asked again: the
         # drafter may have been paused while its forward ran.
         has_ended = depth >= self._max_depth or (depth > 0 and tip.is_expanded)

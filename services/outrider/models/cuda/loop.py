@@ -173,7 +173,7 @@ class _Steps:
         self.inputs = [Inputs(device[start:], shape, self._packer.buffer) for start in starts]
         """Inputs of the steps behind the first one."""
         self._taken: dict[int, tuple[npt.NDArray[Any], dict[str, Ints]]] = {}
-        """What `_take` returns, by the buffer that is filled."""
+        """Views of host memory that `_take` returns, by the buffer that is filled."""
         self._row_numbers = np.arange(self.num_rows, dtype=np.int32)
         # Rows that are nobody's are drawn from without noise.
         self._nobodys = np.array((1.0, (0, 0), 0.0, self._vocab_size, -np.inf, 0), dtype=ROW)

@@ -110,7 +110,9 @@ def write_rows(
     columns = np.array([fields[id(p)] for p in params]).T
     rows["top_p"], rows["temperature"], rows["top_k"], rows["log_min_p"] = columns
     num_steps = rows.size // max(1, len(params))
-    if rows.size < MANY_ROWS:
+    if all(p.is_greedy for p in params):
+        rows["key"] = 0  # they are drawn from without noise
+    elif rows.size < MANY_ROWS:
         keys = [
             row_key(p.seed, index + step)
             for step in range(num_steps)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
+from outrider.core.params import SamplingParams
+from outrider.models.packing import Segment
 from outrider_bench.workers.shared_gpu import WAYS, SharedDevice, main, measure, models
 
 
@@ -43,6 +46,22 @@ def test_a_step_beside_a_forward_is_slow_and_makes_it_longer(monkeypatch: pytest
 def test_the_draft_model_is_wrong_where_a_token_is_hard(hard: float) -> None:
     target, draft = (model.runner._table.argmax(1) for model in models(device(), hard))  # type: ignore[attr-defined]
     assert (target != draft).float().mean().item() == pytest.approx(hard, abs=0.05)
+
+
+def test_a_loop_of_more_rows_than_fit_at_once_finds_for_each_session_what_follows_its_own_token() -> None:
+    shared = device()
+    _, draft = models(shared, hard=0.0)
+    runner: Any = draft.runner
+    segments = [Segment(runner.new_cache(), [7] * 4 + [10 + number], 1) for number in range(40)]
+    found = runner.draft(segments, [SamplingParams(temperature=0.0)] * 40, [0] * 40, 4)
+    best = runner._table.argmax(1)
+    for number, steps in enumerate(found):
+        token_id = 10 + number
+        for ids, _ in steps:
+            token_id = int(best[token_id])
+            assert ids[0] == token_id
+    # 128 rows are those of 25 sessions.
+    assert shared.num_steps == 2 * 4
 
 
 @pytest.mark.slow

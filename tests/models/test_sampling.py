@@ -131,6 +131,13 @@ def test_candidates_that_are_too_improbable_are_left_out_but_for_the_best(least:
         assert ranked(best, 2, is_greedy=False, least_logprob=least) == expected[:2]
 
 
+@pytest.mark.parametrize("score", [math.nan, -math.inf, math.inf])
+def test_a_row_that_is_no_numbers_has_candidates(score: float) -> None:
+    for scores in ([score] * 8, [score, *[1.0] * 7]):
+        for least in (-math.inf, -1.0):
+            assert ranked(([9, 3, 12, 5, 6, 7, 8, 1], scores), 4, is_greedy=False, least_logprob=least)
+
+
 def test_top_k_breaks_ties_by_the_lower_id() -> None:
     assert allowed_tokens([1.0, 2.0, 1.0, 1.0], top_k=2) == {0, 1}
 

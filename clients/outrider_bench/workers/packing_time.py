@@ -1,8 +1,8 @@
 """Print what laying out a round for a GPU costs the host: ``python -m outrider_bench.workers.packing_time``.
 
 No GPU is needed: the layout goes to a buffer of this machine, and nothing is computed. A round has the same rows for
-each session, behind texts of their own: a chain, or a tree as drafts are. A loop has as many steps of a draft model,
-each with a row, and what they find is read. Medians, in milliseconds on one core.
+each session, behind texts of their own: a chain, or a tree as drafts are. A loop is of a draft model: a step for each
+row but the first, with a row of its own, and what it finds is read. Medians, in milliseconds on one core.
 """
 
 from __future__ import annotations

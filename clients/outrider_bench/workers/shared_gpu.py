@@ -22,7 +22,6 @@ from torch import Tensor
 
 from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
-from outrider.models.contenders import Best
 from outrider.models.cuda.graphs import Results
 from outrider.models.cuda.inputs import Shape, loop_lens
 from outrider.models.cuda.rows import MAX_NUM_BEST
@@ -109,12 +108,10 @@ class StubLoop(HostLoop):
         self._best = torch.stack((best.indices.int(), best.values.view(torch.int32)))
         self._token_ids = torch.empty(0, dtype=torch.long)
 
-    def run(
-        self, segments: Sequence[Segment], params: Sequence[SamplingParams], first_indices: Sequence[int], length: int
-    ) -> list[list[Best | None]]:
-        """See `DraftLoop.run`."""
-        self._token_ids = torch.tensor([segment.token_ids[-1] for segment in segments])
-        return super().run(segments, params, first_indices, length)
+    def _lay_out(self, shape: Shape, steps: Any, segments: Sequence[Segment], *draws: Any) -> int:
+        count = super()._lay_out(shape, steps, segments, *draws)
+        self._token_ids = torch.tensor([segment.token_ids[-1] for segment in segments[:count]])
+        return count
 
     def _compute(self, shape: Shape, steps: Any) -> Results:
         token_ids, found = self._token_ids, []

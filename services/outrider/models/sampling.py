@@ -461,7 +461,8 @@ def ranked(best: Best, k: int, *, is_greedy: bool, least_logprob: float = -math.
     total = math.log(sum(map(math.exp, sharp[:NUM_NORMALISED])))
     if scores[1] < scores[0] and (k == 1 or sharp[1] - total < least_logprob):
         return [Candidate(token_ids[0], -total)]
-    likely = [score for score in sharp if score - total >= least_logprob or score == 0.0]
+    # What is not a number stays, too: a row always has candidates.
+    likely = [score for score in sharp if not score - total < least_logprob or score == 0.0]
     # `topk` promises no order between equals.
     order = sorted(zip([-score for score in likely], token_ids, strict=False))[:k]
     return [Candidate(token_id, -score - total) for score, token_id in order if score != math.inf]

@@ -179,12 +179,13 @@ def test_another_program_that_compiles_for_too_long_is_given_up_and_the_rest_is_
         async def generate(self, request: Request, options: dict[str, Any]) -> GenerationSample:
             self.num_begun += 1
             if "cache_implementation" in options:
-                await asyncio.Event().wait()
+                await asyncio.wait_for(asyncio.Event().wait(), 5)  # in vain: without a limit the run would wait, too
             return sample([1, 2, 3])
 
     worker, bench = Worker(), GpuSuite(GpuConfig(contexts=(64,), repeats=2))
     monkeypatch.setattr(bench, "_worker", lambda: nullcontext(worker))
-    monkeypatch.setattr(suite, "WARM_SHARE", 0.0)  # what does not answer at once is over it
+    monkeypatch.setattr(bench, "_is_over", lambda _cell: False)
+    monkeypatch.setattr(suite, "SHARES", {"peers": 0.0})  # what does not answer at once is over it
     bench._prompts = {64: ["a prompt"] * NUM_ALONE}
     cells = [cell for cell in cells_of(bench.config) if cell.part == "peers"]
     bench._began = time.perf_counter()

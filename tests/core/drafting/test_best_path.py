@@ -92,6 +92,16 @@ def test_behind_a_runner_up_and_behind_a_miss_a_new_path_begins() -> None:
         assert len(path_of(speculator.tree, layers(speculator.tree)[-1][0])) == 3
 
 
+def test_behind_a_commit_of_the_whole_path_and_more_a_new_path_begins() -> None:
+    speculator = ToySpeculator(policy(depth=3), one_after_another(0.9))
+    speculator.grow()
+    path = path_of(speculator.tree, layers(speculator.tree)[-1][0])
+    speculator.commit([*path, a_missing_token(speculator.tree)])
+    expansion = speculator.policy.next_expansion(speculator.tree)
+    assert expansion is not None
+    assert (expansion.nodes, expansion.max_len) == ((speculator.tree.root,), 3)
+
+
 def test_candidates_that_the_draft_model_finds_much_too_improbable_are_not_looked_at() -> None:
     speculator = ToySpeculator(policy(depth=3), one_after_another(0.8))
     for depth in range(3):

@@ -27,10 +27,8 @@ from outrider_cli.local.stack import StackConfig
 from outrider_cli.prompts import default_prompts
 
 WORKER = "outrider_bench.workers.gpu"
-SHARES = {"services": 0.5, "peers": 0.75, "micro": 0.95}
-"""Share of the budget after which nothing of a part begins."""
-WARM_SHARE = 0.9
-"""Share of the budget after which another program that still compiles is given up."""
+SHARES = {"services": 0.5, "peers": 0.8, "micro": 0.95}
+"""Share of the budget after which nothing of a part begins, and another program that still compiles is given up."""
 ANCHOR_EVERY_S = 60.0
 LOAD_TIMEOUT_S = 300.0
 """Loading 16 GB, trying whether rows are exact, and capturing graphs."""
@@ -166,7 +164,9 @@ class GpuSuite(Suite):
             await worker.call("open", **self._folders, max_len=longest)
             warm: set[str] = set()
             for number, cell in enumerate(cells):
-                if cell.label not in warm and not self._is_over(cell):
+                if self._is_over(cell):
+                    continue
+                if cell.label not in warm:
                     warm.add(cell.label)
                     if not await self._warm_up(worker, cell):
                         # The worker is at it still, and answers nothing else.
@@ -179,7 +179,7 @@ class GpuSuite(Suite):
         """Run the first text of a way, which pays for what is compiled and captured. Return False if that takes longer
         than the budget allows."""
         request = requests_of(cell, self._prompts[cell.context], self.config)[0]
-        left_s = self._budget_s * WARM_SHARE - (time.perf_counter() - self._began)
+        left_s = self._budget_s * SHARES[cell.part] - (time.perf_counter() - self._began)
         try:
             async with asyncio.timeout(left_s):
                 await self.attempt(cell.label, partial(worker.generate, request, PEERS[cell.label]))

@@ -67,7 +67,7 @@ class BestPathGrowth:
         ]
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """Does nothing: no state is kept between commits."""
+        """Does nothing: an end of the path that is no longer live is not used."""
 
     def known_children(self, tree: DraftTree) -> list[Child]:
         """Returns nothing: what was too improbable to stand beside one path is not kept for the next one."""

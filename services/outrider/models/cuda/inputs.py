@@ -239,10 +239,10 @@ def share_work(parts: dict[str, Ints], num_tiles: int) -> None:
 
 
 def share_work_of_steps(parts: dict[str, Ints], num_tiles: int) -> None:
-    """Makes the items of work of several forwards with the same rows, each behind the one before: their parts have the
-    forwards in front of their own dimensions."""
+    """Makes the items of work of several forwards, each behind the one before, whose tiles have the same rows: their
+    parts have the forwards in front of their own dimensions."""
     splits = -(-parts["tiles"][:, :num_tiles, 5] // SPLIT)
-    # Few of them are the first with another split.
+    # Few of them have other splits than the one before, from which the others are copied.
     firsts = [0, *(np.flatnonzero((splits[1:] != splits[:-1]).any(1)) + 1).tolist()]
     for first, stop in zip(firsts, [*firsts[1:], len(splits)], strict=True):
         share_work({name: part[first] for name, part in parts.items()}, num_tiles)
@@ -280,19 +280,18 @@ class Packer:
         self._hosts = [torch.zeros(len(self._device), dtype=torch.int32, pin_memory=is_pinned) for _ in range(2)]
         self._host_arrays: list[Ints] = [host.numpy() for host in self._hosts]
         self._copied: list[Callable[[], object]] = [lambda: None] * 2
-        self.turn = 0
-        """Number of the buffer that is filled."""
+        self._turn = 0
         self._arrays: dict[tuple[int, Shape], dict[str, Ints]] = {}
 
     def begin(self, shape: Shape) -> None:
         """Begins a forward."""
-        self.turn = 1 - self.turn
-        self._copied[self.turn]()
+        self._turn = 1 - self._turn
+        self._copied[self._turn]()
         self._shape = shape
-        self._host = self._host_arrays[self.turn]
+        self._host = self._host_arrays[self._turn]
         self._array: Ints = self._host[self._num_front :]
         self._begin = self._num_front
-        key = self.turn, shape
+        key = self._turn, shape
         if key not in self._arrays:
             self._arrays[key] = parts_of(self._array, shape)
         self._parts = self._arrays[key]
@@ -311,6 +310,11 @@ class Packer:
         for name in ("num_moved", "token_ids", "positions", "wanted"):
             self._parts[name].fill(0)
         self._parts["places"].fill(self._pool.num_slots)
+
+    @property
+    def turn(self) -> int:
+        """Number of the buffer that is filled."""
+        return self._turn
 
     def front(self, count: int) -> Tensor:
         """Returns the numbers in front of the inputs: int32 [count], the device's, always at the same address."""
@@ -425,8 +429,8 @@ class Packer:
         share_work(parts, len(self._tiles))
         parts["wanted"][: len(wanted)] = wanted
         copied = slice(self._begin, self._num_front + self._end)
-        self._device[copied].copy_(self._hosts[self.turn][copied], non_blocking=True)
+        self._device[copied].copy_(self._hosts[self._turn][copied], non_blocking=True)
         if self.buffer.device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            self._copied[self.turn] = event.synchronize
+            self._copied[self._turn] = event.synchronize

@@ -131,6 +131,13 @@ def test_candidates_that_are_too_improbable_are_left_out_but_for_the_best(least:
         assert ranked(best, 2, is_greedy=False, least_logprob=least) == expected[:2]
 
 
+@pytest.mark.parametrize("k", [1, 2, 8])
+def test_a_token_that_is_the_only_one_is_the_only_candidate(k: int) -> None:
+    for least in (-math.inf, -1.0):
+        (candidate,) = ranked(([9], [2.0]), k, is_greedy=False, least_logprob=least)
+        assert (candidate.token_id, candidate.logprob) == (9, 0.0)
+
+
 @pytest.mark.parametrize("score", [math.nan, -math.inf, math.inf])
 def test_a_row_that_is_no_numbers_has_candidates(score: float) -> None:
     for scores in ([score] * 8, [score, *[1.0] * 7]):

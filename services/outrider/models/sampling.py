@@ -447,8 +447,8 @@ def ranked(best: Best, k: int, *, is_greedy: bool, least_logprob: float = -math.
     """Ranks the best tokens of a row as `Sampler.candidates` does: at most k candidates, best first.
 
     Args:
-        best: At least `NUM_NORMALISED` tokens, and their scores, which fall. A filtered token has minus infinity, and
-            is left out.
+        best: At least `NUM_NORMALISED` tokens, or all that filters leave, and their scores, which fall. A filtered
+            token has minus infinity, and is left out.
         k: Most candidates.
         is_greedy: True at temperature 0.
         least_logprob: Candidates that are less probable are left out, but for the best one and its equals.
@@ -459,10 +459,13 @@ def ranked(best: Best, k: int, *, is_greedy: bool, least_logprob: float = -math.
     # because `exp` must not overflow.
     sharp = [sharpness * (score - scores[0]) for score in scores]
     total = math.log(sum(map(math.exp, sharp[:NUM_NORMALISED])))
-    if scores[1] < scores[0] and (k == 1 or sharp[1] - total < least_logprob):
+    # Of a row with filters there may be one token alone.
+    if len(scores) > 1 and scores[1] < scores[0] and (k == 1 or sharp[1] - total < least_logprob):
         return [Candidate(token_ids[0], -total)]
-    # What is not a number stays, too: a row always has candidates.
-    likely = [score for score in sharp if not score - total < least_logprob or score == 0.0]
+    likely = sharp
+    if least_logprob > -math.inf:
+        # What is not a number stays, too: a row always has candidates.
+        likely = [score for score in sharp if not score - total < least_logprob or score == 0.0]
     # `topk` promises no order between equals.
     order = sorted(zip([-score for score in likely], token_ids, strict=False))[:k]
     return [Candidate(token_id, -score - total) for score, token_id in order if score != math.inf]

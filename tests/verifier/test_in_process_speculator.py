@@ -24,8 +24,10 @@ from outrider.server.settings import parse_settings
 from outrider.speculator.drafter import Drafter
 from outrider.speculator.metrics import DraftCounts
 from outrider.telemetry.tracing import NO_SPAN, SPECULATE, Span
+from outrider.v1 import types_pb2
 from outrider.verifier import in_process_speculator
 from outrider.verifier import service as service_module
+from outrider.verifier.draft_skips import DraftSkips
 from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model, read_draft_weights
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
@@ -512,3 +514,41 @@ def test_a_pool_that_has_no_room_is_named_by_the_draft_models_flag(monkeypatch: 
     monkeypatch.setattr(in_process_speculator, "load_for", load)
     with pytest.raises(CannotLoadModel, match=r"^--draft-kv-cache-tokens 640"):
         load_draft_model(VerifierSettings(drafter="in-process").draft)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_what_is_committed_in_rounds_without_drafts_is_told_together_and_the_text_is_the_same(
+    verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    asked: dict[str, Any] = {
+        "best_first": {"serial": True},
+        "retrieval": True,
+        "sources": ["recycled", "pool"],
+        "temperature": temperature,
+        "max_tokens": 96,
+    }
+    plain = await generate(verifier, "off", temperature=temperature, max_tokens=96)
+    serving = verifier.servicer._serving
+    assert serving is not None
+    monkeypatch.setattr(
+        verifier.servicer, "_serving", replace(serving, limits=replace(serving.limits, shares_gpu=True))
+    )
+    num_asked = 0
+
+    def every_other(draft_skips: object, sessions: list[Any], *_: object) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked % 2:
+            for session in sessions:
+                session.skip_draft()
+
+    monkeypatch.setattr(DraftSkips, "choose", every_other)
+    result = await generate(verifier, "best-first", **asked)
+    assert result.token_ids == plain.token_ids
+    summary = result.summary
+    assert num_asked >= 8
+    assert types_pb2.SOURCE_DRAFT in {each.source for each in summary.accepted_by_source}
+    counts = speculator_of(verifier).drafter.counts
+    # Of the others each tells of two rounds.
+    assert counts.num_commits <= summary.num_rounds - num_asked // 2
+    assert counts.num_opened == 1

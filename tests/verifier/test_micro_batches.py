@@ -32,6 +32,7 @@ def session_with(num_nodes: int = 5, *, length: int = 100, **fields: Any) -> Ver
         SimpleNamespace(
             is_prefilling=fields.get("is_prefilling", False),
             is_drafting=fields.get("is_drafting", False),
+            takes_turns=fields.get("takes_turns", False),
             nodes=[None] * num_nodes,
             cache=SimpleNamespace(length=length),
             session=SimpleNamespace(
@@ -149,6 +150,7 @@ def test_halves_that_have_shown_to_take_the_host_as_long_as_all_do_not_pay() -> 
     [
         {"is_prefilling": True},
         {"is_drafting": True},
+        {"takes_turns": True},
         {"is_as_drawn": False},
         {"decides_by_ratio": True},
         {"report": ReportParams(logprobs=1)},
@@ -156,7 +158,7 @@ def test_halves_that_have_shown_to_take_the_host_as_long_as_all_do_not_pay() -> 
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_all_begin_where_one_reads_a_prompt_waits_for_drafts_or_has_more_read_of_its_logits_than_draws(
+def test_all_begin_where_one_reads_a_prompt_has_drafts_or_has_more_read_of_its_logits_than_draws(
     other: dict[str, Any],
 ) -> None:
     sessions = [session_with() for _ in range(23)]

@@ -31,6 +31,7 @@ from outrider.models.residency import Residency
 from outrider.models.sampling import DrawnTokens, Logits, Sampler
 from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, Timing, stopwatch_for
+from outrider.verifier.draft_skips import DraftSkips
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.micro_batches import MicroBatches
@@ -127,6 +128,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """Times the forwards. Another one may take its place before the first session."""
         self._loop = loop
         self._micro_batches = MicroBatches(forward_times)
+        self._draft_skips = DraftSkips()
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
         self._queue_timeout_s = queue_timeout_s
@@ -343,6 +345,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         started = forward.times.started
         # Where these sessions have to be asked for again, the loop is told when that is done.
         first_row, is_urgent = 0, not self.works_on or bool(going_on)
+        verdicts: list[tuple[VerifySession, Verdict]] = []
         for session, round_, token_ids, known in zip(forward.drawing, forward.rounds, draws, logprobs, strict=True):
             rows = slice(first_row, first_row + len(round_.output_indices))
             first_row = rows.stop
@@ -352,15 +355,30 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
                 continue
+            expected, has_skipped = session.expected, session.skips_draft  # of this round; the verdict begins another
             verdict = session.apply(
                 token_ids, forward_ms, started, now, next_tokens[rows], num_rows, is_ahead=session in going_on
             )
             if session.session.spec.report.logprobs is not None:
                 verdict = verdict._replace(logprobs=_logprobs(session, forward.logits[rows], round_, verdict, known))
+            if expected is not None:
+                self._draft_skips.learn(expected, 1 + verdict.num_accepted, has_skipped=has_skipped)
+            verdicts.append((session, verdict))
+        self._skip_drafts([session for session, verdict in verdicts if verdict.finish_reason is None])
+        for session, verdict in verdicts:
             is_urgent = self._take_verdict(session, verdict) or is_urgent
         self._end_step(forward.drawing, now, is_typical=is_typical)
         if is_urgent:
             self._deliver()
+
+    def _skip_drafts(self, going_on: Sequence[VerifySession]) -> None:
+        """Has sessions that take turns with the draft model begin their next rounds without drafts, if that brings more
+        tokens in its time than the drafts would."""
+        sharing = [session for session in self.residency.residents if not session.is_paused]
+        if sharing and set(sharing) == set(going_on) and all(session.takes_turns for session in sharing):
+            timings = self._timings
+            round_ms = timings.forward_ms.get(0.0) + timings.overhead_ms(Activity.DRAFTING)
+            self._draft_skips.choose(sharing, round_ms, timings.speculator_ms.value)
 
     def _take_verdict(self, session: VerifySession, verdict: Verdict) -> bool:
         """Takes a verdict to tell the loop of; returns True if that is urgent."""

@@ -234,10 +234,11 @@ class InProcessSession:
 
     def steer(self, steering: Steering) -> None:
         """Tells the engine of measurements and decisions. Fields that are not set keep their last value."""
-        self._steering = self._steering.then(steering)
+        was_paused, self._steering = self._steering.is_pause, self._steering.then(steering)
         if self._opening is not None:
             self._drafter.steer(self._opening.session_id, steering)
-            self.commit()  # what a pause has held back
+            if was_paused:
+                self.commit()  # what the pause has held back
 
     def close(self) -> None:
         """Ends the session on the engine. Idempotent."""

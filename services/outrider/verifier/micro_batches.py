@@ -158,6 +158,7 @@ def _stays_together(session: VerifySession) -> bool:
     return (
         session.is_prefilling
         or session.is_drafting
+        or session.takes_turns
         or generation.decides_by_ratio
         or not generation.is_as_drawn
         or report.logprobs is not None

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.auto.strategies import params_of
-from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
+from outrider.core.costs import DraftTimings, Waiting, path_probabilities, patience_ms, waiting_of
 from outrider.core.params import Fallback, Method, Rows, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation, Follower
 from outrider.core.retrieval.plan import target_plan
@@ -20,6 +20,7 @@ from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
 from outrider.models.text import TextCodec
+from outrider.verifier.draft_skips import ExpectedTokens
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.reports import SessionReports
@@ -137,6 +138,10 @@ class VerifySession:
         self._waiting_since: float | None = None
         self._is_answered = False
         """True once a draft or a continuation has come that follows the latest commit."""
+        self.skips_draft = False
+        """True if it begins with what is retrieved: the draft model is not told of the commit before it yet."""
+        self.expected: ExpectedTokens | None = None
+        """Tokens that it is expected to bring, where that was asked."""
         self._empty_reason: EmptyRoundReason | None = None
         self._patience_ms = self._patience()
         self._is_disturbed = True
@@ -307,13 +312,30 @@ class VerifySession:
     @property
     def is_drafting(self) -> bool:
         """True if drafts are on their way, and wanted."""
-        return self._is_attached and self.choice.strategy.method.has_draft_model
+        return self._is_attached and not self.skips_draft and self.choice.strategy.method.has_draft_model
 
     @property
     def takes_turns(self) -> bool:
         """True if the target should wait for its draft, and the draft model for its verdict, as both share a GPU."""
-        is_awaited = self.is_drafting and self._is_listening and self._waiting is Waiting.ALWAYS
+        is_heard = self._is_attached and self._is_listening and self.choice.strategy.method.has_draft_model
+        is_awaited = is_heard and self._waiting is Waiting.ALWAYS
         return self.session.spec.shares_gpu and is_awaited and not self.is_prefilling
+
+    def expected_tokens(self) -> ExpectedTokens | None:
+        """Returns what the next round is expected to bring. None means that it needs a draft in any case."""
+        strategy, accepted = self.choice.strategy, self._accepted_per_chain.value
+        # Under the ratio rule no sample that stands in the tree may decide whether it is judged.
+        has_choice = strategy.method is Method.BEST_FIRST and strategy.retrieval and not self.session.decides_by_ratio
+        if has_choice and accepted is not None:
+            kept = sum(path_probabilities(self._next_nodes(), self.session.tree.root))
+            self.expected = ExpectedTokens(1 + accepted, 1 + kept, self.session.spec.sampling.is_greedy)
+        return self.expected
+
+    def skip_draft(self) -> None:
+        """Begins the next round without a draft."""
+        self.skips_draft = True
+        self._misses.pop(len(self.session.committed), None)
+        self._patience_ms = self._patience()
 
     @property
     def _waiting(self) -> Waiting:
@@ -497,7 +519,7 @@ class VerifySession:
             # From now on others find the prompt, while this session goes on behind it.
             self.cache.publish(session.committed)
         # A retrieved chain in place of a draft says nothing of what a draft that is waited for is worth.
-        if nodes and (nodes[0].source is Source.DRAFT or not self.is_drafting):
+        if nodes and not self.skips_draft and (nodes[0].source is Source.DRAFT or not self.is_drafting):
             self._accepted_per_chain.add(verdict.num_accepted)
         if self._retrieval is not None:
             rejected_rows = () if verdict.rejected_row is None else (verdict.rejected_row,)
@@ -546,7 +568,7 @@ class VerifySession:
 
     def _begin_round(self, now: float) -> None:
         """Prepares the next round: what is known in process continues the commit at once."""
-        self.nodes = []
+        self.nodes, self.skips_draft, self.expected = [], False, None
         self._committed_at, self._waiting_since, self.ready_since, self._is_answered = now, None, None, False
         if self._retrieval is not None:
             self._retrieval.begin_round()
@@ -559,7 +581,8 @@ class VerifySession:
         if self.reports.drafts is not None and self._is_attached:
             self.reports.drafts.commit(len(self.session.committed), now)
         # What answers a drafter's reading says nothing of its speed.
-        if self.is_drafting and self._is_listening and not self.session.tree.root.children:
+        is_awaited = self.takes_turns or not self.session.tree.root.children
+        if self.is_drafting and self._is_listening and is_awaited:
             self._misses[len(self.session.committed)] = now
         # Last: the datastore's answer is waited for only if `ask` has put a question.
         self._patience_ms = self._patience()
@@ -569,7 +592,7 @@ class VerifySession:
     def peer_requests(self) -> PeerRequests:
         """Returns what to send to the peers after a round. What is returned here is not returned again."""
         steering = self._steering.next(self.choice.strategy) if self._is_attached else None
-        return PeerRequests(self._take_question(), steering)
+        return PeerRequests(self._take_question(), steering, skips_draft=self.skips_draft)
 
     def _take_question(self) -> Question | None:
         if self._retrieval is None or not self.choice.strategy.retrieval:

@@ -1,0 +1,90 @@
+"""Rounds that begin without a draft, where target and draft model take turns on one GPU.
+
+What is retrieved is there as soon as a verdict is; a draft takes longer than a forward. So a round that has much to
+verify already begins at once, and the draft model, which would slow it down, is not told of the commit before it yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from outrider.core.statistics import RunningMean
+
+LEARNING_RATE = 0.05
+"""Weight of one round in what is known of how right expectations are."""
+MAX_IN_A_ROW = 16
+"""Rounds without a draft behind which one has a draft in any case: so it is known what drafts bring and how long they
+take."""
+
+
+class ExpectedTokens(NamedTuple):
+    """Tokens that a session's next round is expected to bring, the target's own among them."""
+
+    with_draft: float
+    at_once: float
+    """Those of a round that begins without a draft."""
+    is_greedy: bool
+    """True if the target draws the most probable token: then drafts and retrieved tokens are right more often."""
+
+
+class SkippingSession(Protocol):
+    """A session that takes turns with the draft model."""
+
+    def expected_tokens(self) -> ExpectedTokens | None:
+        """Returns what its next round is expected to bring. None means that it needs a draft in any case."""
+
+    def skip_draft(self) -> None:
+        """Begins the next round without a draft."""
+
+
+class DraftSkips:
+    """Chooses rounds without drafts for all sessions that share forwards. Owned by the engine's thread.
+
+    Expectations are corrected by what rounds have brought: those chosen for what was expected of them bring less.
+    """
+
+    def __init__(self) -> None:
+        self._shares: dict[tuple[bool, bool], RunningMean] = {}
+        """Tokens that rounds brought, as a share of those expected: by whether they skipped a draft, and are greedy."""
+        self._num_in_a_row = 0
+
+    def choose(self, sessions: Sequence[SkippingSession], round_ms: float, draft_ms: float | None) -> bool:
+        """Has all of them begin their next rounds without drafts if that brings more tokens in its time, and returns
+        True then.
+
+        Args:
+            sessions: All that share a forward; at least one.
+            round_ms: Time of a round without the wait for a draft, in milliseconds.
+            draft_ms: Time from a commit to its draft. None means that it is not known.
+        """
+        expected = [session.expected_tokens() for session in sessions]
+        known = [each for each in expected if each is not None]
+        skips = draft_ms is not None and len(known) == len(expected) and self._num_in_a_row < MAX_IN_A_ROW
+        if skips and draft_ms is not None:
+            with_drafts = sum(each.with_draft * self._share(each.is_greedy, skips=False) for each in known)
+            at_once = sum(each.at_once * self._share(each.is_greedy, skips=True) for each in known)
+            skips = at_once * (round_ms + draft_ms) > with_drafts * round_ms
+        self._num_in_a_row = self._num_in_a_row + 1 if skips else 0
+        if skips:
+            for session in sessions:
+                session.skip_draft()
+        return skips
+
+    def _share(self, is_greedy: bool, *, skips: bool) -> float:
+        mean = self._shares.get((skips, is_greedy))
+        return 1.0 if mean is None else mean.get(1.0)
+
+    def learn(self, expected: ExpectedTokens, num_tokens: int, *, has_skipped: bool) -> None:
+        """Learns from a round.
+
+        Args:
+            expected: What was expected of it.
+            num_tokens: Tokens that it brought.
+            has_skipped: True if it began without a draft.
+        """
+        mean = self._shares.get((has_skipped, expected.is_greedy))
+        if mean is None:
+            mean = self._shares[has_skipped, expected.is_greedy] = RunningMean(LEARNING_RATE)
+            mean.add(1.0)
+        mean.add(num_tokens / (expected.at_once if has_skipped else expected.with_draft))

@@ -1,0 +1,164 @@
+"""Rounds without drafts: chosen where they bring more in their time, and none of the text depends on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from outrider.core.params import BestFirstParams, Method, SamplingParams, Source
+from outrider.core.tree import Draft
+from outrider.verifier.draft_skips import MAX_IN_A_ROW, DraftSkips, ExpectedTokens, SkippingSession
+from outrider.verifier.engine import Engine
+from outrider.verifier.session import VerifySession
+from tests.support.stepped_engine import GREEDY, OPENED_AT, add_session, stepped_engine
+
+ROUND_MS, DRAFT_MS = 5.0, 10.0
+"""A round that waits for a draft takes three times as long."""
+
+
+class Expecting:
+    """A session that expects so many tokens with a draft and without."""
+
+    def __init__(self, with_draft: float, at_once: float, *, is_greedy: bool = True) -> None:
+        self._expected = ExpectedTokens(with_draft, at_once, is_greedy)
+        self.num_skipped = 0
+
+    def expected_tokens(self) -> ExpectedTokens:
+        return self._expected
+
+    def skip_draft(self) -> None:
+        self.num_skipped += 1
+
+
+class Waiting(Expecting):
+    """A session that needs a draft in any case."""
+
+    def expected_tokens(self) -> Any:
+        return None
+
+
+def skips(*sessions: Expecting, draft_skips: DraftSkips | None = None, draft_ms: float | None = DRAFT_MS) -> bool:
+    before = [session.num_skipped for session in sessions]
+    of_engine: Sequence[SkippingSession] = sessions
+    has_skipped = (draft_skips or DraftSkips()).choose(of_engine, ROUND_MS, draft_ms)
+    # All of them or none.
+    assert [session.num_skipped - count for session, count in zip(sessions, before, strict=True)] == (
+        [int(has_skipped)] * len(sessions)
+    )
+    return has_skipped
+
+
+def test_a_draft_is_skipped_where_what_is_there_brings_more_in_its_time() -> None:
+    assert skips(Expecting(6.0, 2.1))
+    assert not skips(Expecting(6.0, 1.9))
+
+
+def test_sessions_that_share_a_forward_skip_their_drafts_together() -> None:
+    assert skips(Expecting(6.0, 1.0), Expecting(6.0, 3.2))
+    assert not skips(Expecting(6.0, 1.0), Expecting(6.0, 2.8))
+
+
+def test_nobody_skips_a_draft_beside_a_session_that_needs_one_or_before_its_time_is_known() -> None:
+    assert not skips(Expecting(6.0, 6.0), Waiting(6.0, 6.0))
+    assert not skips(Expecting(6.0, 6.0), draft_ms=None)
+
+
+def test_what_is_expected_is_corrected_by_what_rounds_have_brought() -> None:
+    draft_skips, session = DraftSkips(), Expecting(6.0, 3.0)
+    assert skips(session, draft_skips=draft_skips)
+    for _ in range(60):
+        draft_skips.learn(session.expected_tokens(), 1, has_skipped=True)
+    assert not skips(session, draft_skips=draft_skips)
+    # Of sampled texts nothing else is known than before.
+    assert skips(Expecting(6.0, 3.0, is_greedy=False), draft_skips=draft_skips)
+    for _ in range(60):
+        draft_skips.learn(session.expected_tokens(), 1, has_skipped=False)
+    assert skips(session, draft_skips=draft_skips)
+
+
+def test_after_some_rounds_in_a_row_without_a_draft_one_waits_for_it() -> None:
+    draft_skips, session = DraftSkips(), Expecting(2.0, 2.0)
+    chosen = [skips(session, draft_skips=draft_skips) for _ in range(2 * MAX_IN_A_ROW + 2)]
+    assert chosen == [True] * MAX_IN_A_ROW + [False] + [True] * MAX_IN_A_ROW + [False]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return stepped_engine()
+
+
+def in_turns(engine: Engine, sampling: SamplingParams = GREEDY, **fields: Any) -> VerifySession:
+    """A session in turns with the draft model, one of whose chains has been verified."""
+    fields = {"best_first": BestFirstParams(serial=True), "sources": (Source.POOL,), "retrieval": True, **fields}
+    method = fields.pop("method", Method.BEST_FIRST)
+    session = add_session(engine, method, 3, 2, sampling, shares_gpu=True, **fields)
+    session.attach()
+    draft_to(session, [100, 101, 102])
+    verify(session, [100, 101, 7, 8])
+    return session
+
+
+def draft_to(session: VerifySession, token_ids: Sequence[int]) -> None:
+    offsets = [0] + [1] * (len(token_ids) - 1)
+    session.add_draft(Draft(len(session.session.committed), 1, offsets, token_ids, [], Source.DRAFT), OPENED_AT)
+
+
+def verify(session: VerifySession, draws: Sequence[int]) -> None:
+    assert session.is_ready(OPENED_AT + 1e3)
+    segment = session.segment(0, 31)
+    session.cache.reserve(session.cache.length + len(segment.token_ids))
+    session.cache.append(range(session.cache.length, session.cache.length + len(segment.token_ids)))
+    session.apply(draws[: segment.num_logits], 5.0, OPENED_AT, OPENED_AT)
+
+
+def test_a_session_expects_of_a_draft_what_drafts_have_brought_it(engine: Engine) -> None:
+    session = in_turns(engine)
+    assert session.takes_turns
+    # Two of three tokens were kept, and nothing is known of what comes behind the third.
+    assert session.expected_tokens() == ExpectedTokens(3.0, 1.0, is_greedy=True)
+
+
+def test_a_session_that_retrieves_nothing_or_has_another_method_waits_for_its_draft(engine: Engine) -> None:
+    assert in_turns(engine, retrieval=False).expected_tokens() is None
+    assert in_turns(engine, method=Method.SPECULATIVE).expected_tokens() is None
+
+
+def test_a_session_without_its_draft_begins_at_once_and_still_takes_turns(engine: Engine) -> None:
+    session = in_turns(engine)
+    assert not session.is_ready(OPENED_AT)
+    assert not session.peer_requests().skips_draft
+    session.skip_draft()
+    assert session.peer_requests().skips_draft
+    assert session.is_ready(OPENED_AT)
+    assert session.takes_turns
+    assert not session.is_drafting
+    verify(session, [9])
+    # The next round is another one.
+    assert session.is_drafting
+    assert not session.peer_requests().skips_draft
+    assert not session.is_ready(OPENED_AT)
+
+
+def test_a_round_without_a_draft_says_nothing_of_what_drafts_bring(engine: Engine) -> None:
+    session = in_turns(engine)
+    before = session.expected_tokens()
+    session.skip_draft()
+    draft_to(session, [300])  # it was on its way
+    verify(session, [9])
+    assert session.expected_tokens() == before
+
+
+def test_the_engine_asks_those_that_take_turns_and_have_all_been_verified(engine: Engine) -> None:
+    asked: list[int] = []
+    first, second = in_turns(engine), in_turns(engine)
+    plain: Any = engine
+    plain._draft_skips = type("Skips", (), {"choose": lambda self, sessions, *_: asked.append(len(sessions))})()
+    engine._skip_drafts([first])
+    assert asked == []
+    engine._skip_drafts([first, second])
+    assert asked == [2]
+    add_session(engine, Method.OFF, 3, 2)
+    engine._skip_drafts([first, second, *engine.sessions.values()])
+    assert asked == [2]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams
+from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, Source, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.cuda.graphs import Results
 from outrider.models.cuda.inputs import Shape, loop_lens
@@ -45,6 +45,8 @@ from outrider_bench.workers.host_time import (
 )
 from outrider_bench.workers.packing_time import HostLoop
 
+OWN_SOURCES = (Source.RECYCLED, Source.POOL)
+"""Sources of what is retrieved that need no datastore."""
 WAYS = {
     "off": SpeculationParams(Method.OFF),
     "speculative": SpeculationParams(Method.SPECULATIVE, 12, 64, 0.2),
@@ -52,9 +54,13 @@ WAYS = {
     "best-first": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE, best_first=BestFirstParams(serial=True)),
     "ahead": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE),
     "auto": SpeculationParams(Method.AUTO, 12, 64, rows=Rows.TREE),
+    "retrieval": SpeculationParams(Method.RETRIEVAL, 12, 64, sources=OWN_SOURCES),
+    "retrieving": SpeculationParams(
+        Method.BEST_FIRST, 12, 64, rows=Rows.TREE, retrieval=True, sources=OWN_SOURCES, best_first=BestFirstParams(serial=True)
+    ),
 }
 """Parameters by their names: `best-first` takes turns with the target, as it does on such a GPU; `ahead` is the same
-method where it drafts meanwhile."""
+method where it drafts meanwhile, and `retrieving` where it retrieves besides."""
 SHARPNESS = 3.0
 """Factor of the logits of the table: without it neither model is sure of anything."""
 SURER, LESS_SURE = 1.5, 0.25

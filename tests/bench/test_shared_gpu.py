@@ -22,7 +22,10 @@ def test_a_way_that_there_is_not_is_refused(
     monkeypatch.setattr("sys.argv", ["shared_gpu", "--ways", "off,on"])
     with pytest.raises(SystemExit):
         main()
-    assert "--ways must be of off, speculative, opt-tree, best-first, ahead, auto, retrieval, retrieving, got on" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert (
+        "--ways must be of off, speculative, opt-tree, best-first, ahead, auto, retrieval, retrieving, got on" in error
+    )
 
 
 def test_a_step_beside_a_forward_is_slow_and_makes_it_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.core.params import BestFirstParams, Method, SamplingParams, Source
+from outrider.core.session import FinishReason
 from outrider.core.tree import Draft
 from outrider.verifier.draft_skips import MAX_IN_A_ROW, DraftSkips, ExpectedTokens, SkippingSession
 from outrider.verifier.engine import Engine
@@ -125,6 +127,18 @@ def test_a_session_that_retrieves_nothing_or_has_another_method_waits_for_its_dr
     assert in_turns(engine, method=Method.SPECULATIVE).expected_tokens() is None
 
 
+def test_a_session_expects_no_more_tokens_of_a_draft_than_it_may_emit(engine: Engine) -> None:
+    session = in_turns(engine)
+    session.session.spec = replace(session.session.spec, max_tokens=session.session.num_output_tokens + 2)
+    assert session.expected_tokens() == ExpectedTokens(2, 1.0, is_greedy=True)
+
+
+def test_samples_of_the_ratio_rule_are_judged_when_they_were_drawn_whatever_is_there(engine: Engine) -> None:
+    session = in_turns(engine)
+    session.session.decides_by_ratio = True
+    assert session.expected_tokens() is None
+
+
 def test_a_session_without_its_draft_begins_at_once_and_still_takes_turns(engine: Engine) -> None:
     session = in_turns(engine)
     assert not session.is_ready(OPENED_AT)
@@ -159,6 +173,12 @@ def test_the_engine_asks_those_that_take_turns_and_have_all_been_verified(engine
     assert asked == []
     engine._skip_drafts([first, second])
     assert asked == [2]
-    add_session(engine, Method.OFF, 3, 2)
-    engine._skip_drafts([first, second, *engine.sessions.values()])
-    assert asked == [2]
+    # One that reads its prompt waits for no draft, and one that has ended for nothing.
+    add_session(engine, Method.OFF, 300, 2)
+    second.session.finish_reason = FinishReason.STOP
+    engine._skip_drafts([first])
+    assert asked == [2, 1]
+    # One that others would slow down, or be slowed down by.
+    plain_one = add_session(engine, Method.OFF, 3, 2)
+    engine._skip_drafts([first, plain_one])
+    assert asked == [2, 1]

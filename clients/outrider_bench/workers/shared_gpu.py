@@ -47,17 +47,16 @@ from outrider_bench.workers.packing_time import HostLoop
 
 OWN_SOURCES = (Source.RECYCLED, Source.POOL)
 """Sources of what is retrieved that need no datastore."""
+_IN_TURNS = SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE, best_first=BestFirstParams(serial=True))
 WAYS = {
     "off": SpeculationParams(Method.OFF),
     "speculative": SpeculationParams(Method.SPECULATIVE, 12, 64, 0.2),
     "opt-tree": SpeculationParams(Method.OPT_TREE, 12, 64, 0.2, rows=Rows.TREE),
-    "best-first": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE, best_first=BestFirstParams(serial=True)),
+    "best-first": _IN_TURNS,
     "ahead": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE),
     "auto": SpeculationParams(Method.AUTO, 12, 64, rows=Rows.TREE),
     "retrieval": SpeculationParams(Method.RETRIEVAL, 12, 64, sources=OWN_SOURCES),
-    "retrieving": SpeculationParams(
-        Method.BEST_FIRST, 12, 64, rows=Rows.TREE, retrieval=True, sources=OWN_SOURCES, best_first=BestFirstParams(serial=True)
-    ),
+    "retrieving": replace(_IN_TURNS, retrieval=True, sources=OWN_SOURCES),
 }
 """Parameters by their names: `best-first` takes turns with the target, as it does on such a GPU; `ahead` is the same
 method where it drafts meanwhile, and `retrieving` where it retrieves besides."""

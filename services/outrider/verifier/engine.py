@@ -374,7 +374,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
     def _skip_drafts(self, going_on: Sequence[VerifySession]) -> None:
         """Has sessions that take turns with the draft model begin their next rounds without drafts, if that brings more
         tokens in its time than the drafts would."""
-        sharing = [session for session in self.residency.residents if not session.is_paused]
+        # Who reads a prompt waits for no draft.
+        others = [each for each in self.residency.residents if not (each.is_paused or each.is_prefilling)]
+        sharing = [session for session in others if session.session.finish_reason is None]
         if sharing and set(sharing) == set(going_on) and all(session.takes_turns for session in sharing):
             timings = self._timings
             round_ms = timings.forward_ms.get(0.0) + timings.overhead_ms(Activity.DRAFTING)

@@ -328,7 +328,8 @@ class VerifySession:
         has_choice = strategy.method is Method.BEST_FIRST and strategy.retrieval and not self.session.decides_by_ratio
         if has_choice and accepted is not None:
             kept = sum(path_probabilities(self._next_nodes(), self.session.tree.root))
-            self.expected = ExpectedTokens(1 + accepted, 1 + kept, self.session.spec.sampling.is_greedy)
+            with_draft = min(1 + accepted, self.session.num_wanted)
+            self.expected = ExpectedTokens(with_draft, 1 + kept, self.session.spec.sampling.is_greedy)
         return self.expected
 
     def skip_draft(self) -> None:
@@ -581,8 +582,7 @@ class VerifySession:
         if self.reports.drafts is not None and self._is_attached:
             self.reports.drafts.commit(len(self.session.committed), now)
         # What answers a drafter's reading says nothing of its speed.
-        is_awaited = self.takes_turns or not self.session.tree.root.children
-        if self.is_drafting and self._is_listening and is_awaited:
+        if self.is_drafting and self._is_listening and (self.takes_turns or not self.session.tree.root.children):
             self._misses[len(self.session.committed)] = now
         # Last: the datastore's answer is waited for only if `ask` has put a question.
         self._patience_ms = self._patience()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 
 from outrider.core.params import BestFirstParams, Method, SamplingParams, Source
 from outrider.core.session import FinishReason
+from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft
+from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.verifier.draft_skips import MAX_IN_A_ROW, DraftSkips, ExpectedTokens, SkippingSession
 from outrider.verifier.engine import Engine
 from outrider.verifier.session import VerifySession
-from tests.support.stepped_engine import GREEDY, OPENED_AT, add_session, stepped_engine
+from tests.support.stepped_engine import GREEDY, OPENED_AT, Asynchronous, add_session, stepped_engine
 
 ROUND_MS, DRAFT_MS = 5.0, 10.0
 """A round that waits for a draft takes three times as long."""
@@ -162,6 +165,68 @@ def test_a_round_without_a_draft_says_nothing_of_what_drafts_bring(engine: Engin
     draft_to(session, [300])  # it was on its way
     verify(session, [9])
     assert session.expected_tokens() == before
+
+
+def test_a_session_whose_drafter_would_have_much_to_read_waits_for_its_draft(engine: Engine) -> None:
+    session = in_turns(engine)
+    session.peer_requests()
+    session.skip_draft()
+    assert session.peer_requests().skips_draft
+    num_untold = 0
+    while session.expected_tokens() is not None:
+        verify(session, [9])
+        session.skip_draft()
+        assert session.peer_requests().skips_draft
+        num_untold += 1
+    # With the nine of another round they would not go into one forward.
+    assert num_untold == MIN_PREFILL_ROWS - 8
+    session.skips_draft = False
+    session.peer_requests()
+    assert session.expected_tokens() is not None
+
+
+def test_a_round_without_a_draft_waits_for_no_datastore(engine: Engine) -> None:
+    session = in_turns(engine)
+    assert session.deadline > OPENED_AT
+    session.skip_draft()
+    assert session.deadline == OPENED_AT
+
+
+def test_the_time_of_every_draft_is_measured_in_turns(engine: Engine) -> None:
+    session = in_turns(engine)
+    draft_to(session, [100, 101])
+    verify(session, [7])
+    session._timings.speculator_ms.value = None
+    session.session.tree.add(session.session.tree.root, 50, -1.0, Source.POOL)
+    verify(session, [60])
+    draft_to(session, [100])
+    assert session._timings.speculator_ms.value is not None
+
+
+def test_the_engine_learns_from_what_a_round_was_expected_to_bring(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: list[Any] = []
+    monkeypatch.setattr(engine._draft_skips, "choose", lambda *_: None)
+    monkeypatch.setattr(engine._draft_skips, "learn", lambda *given, has_skipped: learnt.append((*given, has_skipped)))
+    Asynchronous(monkeypatch, engine)
+    session = in_turns(engine)
+    expected = session.expected_tokens()
+    draft_to(session, [7, 8])
+    assert session.is_ready(math.inf)
+    engine.step([session])
+    assert learnt == [(expected, 2, False)]
+    session.expected_tokens()
+    session.skip_draft()
+    assert session.is_ready(math.inf)
+    engine.step([session])
+    assert [entry[1:] for entry in learnt] == [(2, False), (1, True)]
+    # Nothing was expected of a round that goes on without its drafter.
+    session.expected_tokens()
+    session.detach(Peer.SPECULATOR, Absence.LOST)
+    assert session.is_ready(math.inf)
+    engine.step([session])
+    assert len(learnt) == 2
 
 
 def test_the_engine_asks_those_that_take_turns_and_have_all_been_verified(engine: Engine) -> None:

@@ -36,8 +36,8 @@ class RoundTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftTime:
-    """The time of drafts, in milliseconds: of the first one after a commit that left nothing to verify, or of all that
-    came since the round before."""
+    """The time of drafts, in milliseconds: of the first one after a commit that left nothing to verify, or in turns
+    after any commit, or of all that came since the round before."""
 
     draft_latency_ms: float
     """Time from a commit to the first draft that answered it."""

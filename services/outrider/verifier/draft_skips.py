@@ -50,26 +50,30 @@ class DraftSkips:
         self._num_in_a_row = 0
 
     def choose(self, sessions: Sequence[SkippingSession], round_ms: float, draft_ms: float | None) -> bool:
-        """Has all of them begin their next rounds without drafts if that brings more tokens in its time, and returns
-        True then.
+        """Begins the next rounds of all sessions without drafts if that brings more tokens in its time. Returns True
+        then.
 
         Args:
             sessions: All that share a forward; at least one.
             round_ms: Time of a round without the wait for a draft, in milliseconds.
             draft_ms: Time from a commit to its draft. None means that it is not known.
         """
-        expected = [session.expected_tokens() for session in sessions]
-        known = [each for each in expected if each is not None]
-        skips = draft_ms is not None and len(known) == len(expected) and self._num_in_a_row < MAX_IN_A_ROW
-        if skips and draft_ms is not None:
-            with_drafts = sum(each.with_draft * self._share(each.is_greedy, skips=False) for each in known)
-            at_once = sum(each.at_once * self._share(each.is_greedy, skips=True) for each in known)
-            skips = at_once * (round_ms + draft_ms) > with_drafts * round_ms
+        skips = draft_ms is not None and self._num_in_a_row < MAX_IN_A_ROW and self._pays(sessions, round_ms, draft_ms)
         self._num_in_a_row = self._num_in_a_row + 1 if skips else 0
         if skips:
             for session in sessions:
                 session.skip_draft()
         return skips
+
+    def _pays(self, sessions: Sequence[SkippingSession], round_ms: float, draft_ms: float) -> bool:
+        with_drafts = at_once = 0.0
+        for session in sessions:
+            expected = session.expected_tokens()
+            if expected is None:
+                return False
+            with_drafts += expected.with_draft * self._share(expected.is_greedy, skips=False)
+            at_once += expected.at_once * self._share(expected.is_greedy, skips=True)
+        return at_once * (round_ms + draft_ms) > with_drafts * round_ms
 
     def _share(self, is_greedy: bool, *, skips: bool) -> float:
         mean = self._shares.get((skips, is_greedy))

@@ -355,7 +355,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
                 continue
-            expected, has_skipped = session.expected, session.skips_draft  # of this round; the verdict begins another
+            # Of this round, as the verdict begins another; of none whose drafter was lost, or that has lost its room.
+            expected, has_skipped = session.expected if session.takes_turns else None, session.skips_draft
             verdict = session.apply(
                 token_ids, forward_ms, started, now, next_tokens[rows], num_rows, is_ahead=session in going_on
             )

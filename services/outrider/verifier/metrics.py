@@ -79,7 +79,7 @@ class RoundCounts(Counts):
     waits: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
     """Seconds that the rounds which waited for a draft or a continuation have waited."""
     draft_latencies: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
-    """Seconds from a commit that left nothing to verify to the first draft that answers it."""
+    """Seconds from a commit that left nothing to verify, or in turns any commit, to the first draft that answers it."""
     prefill_s: float = 0.0
     """Time of the first rounds of all sessions, from their opening on."""
     forward_s: float = 0.0
@@ -261,6 +261,6 @@ def _read_times(counts: RoundCounts) -> Metrics:
     )
     yield HistogramMetric(
         "outrider_draft_latency_seconds",
-        "From a commit that left nothing to verify to the first draft that answers it.",
+        "From a commit that left nothing to verify, or in turns any commit, to the first draft that answers it.",
         counts.draft_latencies,
     )

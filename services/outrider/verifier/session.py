@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.auto.strategies import params_of
-from outrider.core.costs import DraftTimings, Waiting, path_probabilities, patience_ms, waiting_of
+from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
 from outrider.core.params import Fallback, Method, Rows, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation, Follower
 from outrider.core.retrieval.plan import target_plan
@@ -28,6 +28,7 @@ from outrider.verifier.retrieval import Question, SessionRetrieval
 from outrider.verifier.round import (
     EmptyRoundReason,
     empty_round_reason,
+    expected_tokens,
     is_worth_verifying,
     select_nodes,
     with_tail,
@@ -108,7 +109,7 @@ class VerifySession:
         self._num_timeouts = 0
         """Rounds in a row that have waited for a draft in vain."""
         self._misses: dict[int, float] = {}
-        """Times of the commits that left nothing to verify and that no draft has answered, by base_len."""
+        """Times of the commits whose first draft is timed, and has not come, by base_len."""
 
         # The strategy.
         self.choice = StrategyChoice(spec, timings)
@@ -139,9 +140,10 @@ class VerifySession:
         self._is_answered = False
         """True once a draft or a continuation has come that follows the latest commit."""
         self.skips_draft = False
-        """True if it begins with what is retrieved: the draft model is not told of the commit before it yet."""
+        """True if the round begins with what is retrieved: the draft model is not told of the commit before it yet."""
         self.expected: ExpectedTokens | None = None
-        """Tokens that it is expected to bring, where that was asked."""
+        """Tokens that the round is expected to bring, where that was asked."""
+        self._told_len = len(self.session.committed)  # committed tokens that the drafter was last told of
         self._empty_reason: EmptyRoundReason | None = None
         self._patience_ms = self._patience()
         self._is_disturbed = True
@@ -324,19 +326,16 @@ class VerifySession:
     def expected_tokens(self) -> ExpectedTokens | None:
         """Returns what the next round is expected to bring. None means that it needs a draft in any case."""
         strategy, accepted = self.choice.strategy, self._accepted_per_chain.value
-        # Under the ratio rule no sample that stands in the tree may decide whether it is judged.
-        has_choice = strategy.method is Method.BEST_FIRST and strategy.retrieval and not self.session.decides_by_ratio
-        if has_choice and accepted is not None:
-            kept = sum(path_probabilities(self._next_nodes(), self.session.tree.root))
-            with_draft = min(1 + accepted, self.session.num_wanted)
-            self.expected = ExpectedTokens(with_draft, 1 + kept, self.session.spec.sampling.is_greedy)
+        # The draft model reads what it was not told of in one forward.
+        num_untold = len(self.session.committed) + self.session.max_chain_len + 1 - self._told_len
+        retrieves = strategy.method is Method.BEST_FIRST and strategy.retrieval and num_untold <= MIN_PREFILL_ROWS
+        if retrieves and accepted is not None and not self.session.decides_by_ratio:
+            self.expected = expected_tokens(self.session, self._next_nodes(), self._timings, accepted)
         return self.expected
 
     def skip_draft(self) -> None:
-        """Begins the next round without a draft."""
-        self.skips_draft = True
-        self._misses.pop(len(self.session.committed), None)
-        self._patience_ms = self._patience()
+        """Begins the next round without a draft, at once."""
+        self.skips_draft, self._patience_ms = True, 0.0
 
     @property
     def _waiting(self) -> Waiting:
@@ -592,6 +591,7 @@ class VerifySession:
     def peer_requests(self) -> PeerRequests:
         """Returns what to send to the peers after a round. What is returned here is not returned again."""
         steering = self._steering.next(self.choice.strategy) if self._is_attached else None
+        self._told_len = self._told_len if self.skips_draft else len(self.session.committed)
         return PeerRequests(self._take_question(), steering, skips_draft=self.skips_draft)
 
     def _take_question(self) -> Question | None:

@@ -67,7 +67,7 @@ class EngineTimings:
 
         # The peers.
         self.speculator_ms = RunningMean()
-        """Time from a commit that leaves nothing to verify to the drafter's first answer."""
+        """Time from a commit that leaves nothing to verify, or in turns any commit, to the drafter's first answer."""
         self.draft_forward_ms = RunningMean()
         """The part of it that the draft model's forwards took."""
         self.datastore_ms = RunningMean()

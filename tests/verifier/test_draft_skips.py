@@ -110,9 +110,9 @@ def draft_to(session: VerifySession, token_ids: Sequence[int]) -> None:
     session.add_draft(Draft(len(session.session.committed), 1, offsets, token_ids, [], Source.DRAFT), OPENED_AT)
 
 
-def verify(session: VerifySession, draws: Sequence[int]) -> None:
+def verify(session: VerifySession, draws: Sequence[int], max_num_nodes: int = 31) -> None:
     assert session.is_ready(OPENED_AT + 1e3)
-    segment = session.segment(0, 31)
+    segment = session.segment(0, max_num_nodes)
     session.cache.reserve(session.cache.length + len(segment.token_ids))
     session.cache.append(range(session.cache.length, session.cache.length + len(segment.token_ids)))
     session.apply(draws[: segment.num_logits], 5.0, OPENED_AT, OPENED_AT)
@@ -123,6 +123,14 @@ def test_a_session_expects_of_a_draft_what_drafts_have_brought_it(engine: Engine
     assert session.takes_turns
     # Two of three tokens were kept, and nothing is known of what comes behind the third.
     assert session.expected_tokens() == ExpectedTokens(3.0, 1.0, is_greedy=True)
+
+
+def test_what_is_there_counts_as_far_as_a_round_can_verify_it_and_stands_beside_a_draft(engine: Engine) -> None:
+    session = in_turns(engine)
+    draft_to(session, [100, 101, 102, 103, 104])
+    assert session.expected_tokens() == ExpectedTokens(6.0, 6.0, is_greedy=True)
+    session._timings.max_num_nodes.add(1)
+    assert session.expected_tokens() == ExpectedTokens(3.0, 2.0, is_greedy=True)
 
 
 def test_a_session_that_retrieves_nothing_or_has_another_method_waits_for_its_draft(engine: Engine) -> None:
@@ -194,12 +202,11 @@ def test_a_round_without_a_draft_waits_for_no_datastore(engine: Engine) -> None:
 
 def test_the_time_of_every_draft_is_measured_in_turns(engine: Engine) -> None:
     session = in_turns(engine)
-    draft_to(session, [100, 101])
-    verify(session, [7])
+    draft_to(session, [100, 101, 102])
     session._timings.speculator_ms.value = None
-    session.session.tree.add(session.session.tree.root, 50, -1.0, Source.POOL)
-    verify(session, [60])
-    draft_to(session, [100])
+    verify(session, [100, 101], max_num_nodes=1)
+    assert session.session.tree.root.children
+    draft_to(session, [50])
     assert session._timings.speculator_ms.value is not None
 
 

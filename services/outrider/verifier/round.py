@@ -9,8 +9,9 @@ from itertools import takewhile
 
 from outrider.core.auto.strategies import Strategy
 from outrider.core.costs import num_worth, path_probabilities
-from outrider.core.params import Rows, Source
+from outrider.core.params import Fallback, Method, Rows, Source
 from outrider.core.session import Session
+from outrider.core.structure import StructureBroken, StructuredText
 from outrider.core.tree import Node
 from outrider.verifier.draft_skips import ExpectedTokens
 from outrider.verifier.retrieval import SessionRetrieval
@@ -18,8 +19,85 @@ from outrider.verifier.timings import Activity, EngineTimings
 
 MIN_OPEN_PROBABILITY = 0.25
 """A path that the mirror breaks off may be waited for from this probability on."""
+FORCED_LOGPROB = -0.05
+"""Log-probability of a token of which the grammar allows the text, but perhaps also another spelling."""
 FIRST_LATENCY_SHARE = 0.2
 """Latency of a drafter that has not answered yet, as a share of a plain round."""
+
+
+def next_nodes(
+    session: Session, retrieval: SessionRetrieval | None, strategy: Strategy, timings: EngineTimings
+) -> list[Node]:
+    """Chooses the nodes of the next round; none that the structure of the output forbids.
+
+    Args:
+        session: The generation.
+        retrieval: What is retrieved for it. None means nothing.
+        strategy: That of the round.
+        timings: What rounds cost.
+    """
+    structured = session.structured
+    if structured is None or session.spec.speculation.method is Method.OFF:
+        return _chosen_nodes(session, retrieval, strategy, timings)
+    try:
+        _add_forced(session, structured)
+        nodes = _chosen_nodes(session, retrieval, strategy, timings)
+        # Under the ratio rule a sample is judged whatever it is: the target refuses it.
+        while nodes and not session.decides_by_ratio and structured.prune(nodes):
+            nodes = _chosen_nodes(session, retrieval, strategy, timings)
+    except StructureBroken as error:
+        structured.error = str(error)  # the round that begins now ends with it
+        return []
+    return nodes
+
+
+def _add_forced(session: Session, structured: StructuredText) -> None:
+    """Adds what the structure forces next, as it is usually spelled."""
+    node: Node | None = session.tree.root
+    for token_id in structured.forced()[: max(0, session.max_chain_len)]:
+        if node is not None:
+            node = session.tree.add(node, token_id, FORCED_LOGPROB, Source.GRAMMAR)
+
+
+def _chosen_nodes(
+    session: Session, retrieval: SessionRetrieval | None, strategy: Strategy, timings: EngineTimings
+) -> list[Node]:
+    fallback = _fallback(session, strategy)
+    if strategy.is_plain or fallback is Fallback.PLAIN:
+        if session.structured is None:
+            return []
+        return list(takewhile(lambda node: node.source is Source.GRAMMAR, session.next_chain()))
+    if fallback is Fallback.RANDOM:
+        session.add_random_chain()
+    # A sub-tree needs no chain, but making one puts what is retrieved into the tree.
+    is_needed = strategy.rows is Rows.CHAIN or retrieval is not None
+    return select_nodes(session, next_chain(session, retrieval, strategy) if is_needed else [], strategy.rows, timings)
+
+
+def _fallback(session: Session, strategy: Strategy) -> Fallback | None:
+    """Returns what stands in for a draft after a miss of SAGUARO; None where there is one, or another method."""
+    if strategy.method is not Method.SAGUARO:
+        return None
+    is_missed = all(child.source is not Source.DRAFT for child in session.tree.root.children.values())
+    return session.spec.speculation.saguaro.fallback if is_missed else None
+
+
+def next_chain(session: Session, retrieval: SessionRetrieval | None, strategy: Strategy) -> list[Node]:
+    """Returns the mirror's chain, with what is retrieved in process behind it; see `next_nodes`."""
+    chain = session.next_chain()
+    if retrieval is None or not strategy.retrieval:
+        return chain
+    if retrieval.max_tail_len:
+        return with_tail(session, chain, retrieval)
+    missing = session.max_chain_len - len(chain)
+    if strategy.rows is Rows.TREE and retrieval.has_branches:
+        retrieval.branch(session.max_chain_len)
+        chain = session.next_chain()
+        if not strategy.method.has_draft_model:
+            return chain  # nothing drafted ends where retrieval could go on
+        missing = session.max_chain_len - len(chain)
+    # What was retrieved may have another path overtake the chain: it is chosen again.
+    return session.next_chain() if retrieval.extend(chain, missing) else chain
 
 
 def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: EngineTimings) -> list[Node]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.auto.strategies import params_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
-from outrider.core.params import Fallback, Method, Rows, Source, Steering
+from outrider.core.params import Method, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation, Follower
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.statistics import Absence, DraftTime, Peer, RoundTime, RunningMean
-from outrider.core.structure import StructureBroken, StructuredText
 from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
@@ -30,8 +28,8 @@ from outrider.verifier.round import (
     empty_round_reason,
     expected_tokens,
     is_worth_verifying,
-    select_nodes,
-    with_tail,
+    next_chain,
+    next_nodes,
 )
 from outrider.verifier.steering import DrafterSteering
 from outrider.verifier.stop_text import StopText
@@ -41,8 +39,6 @@ from outrider.verifier.timings import EngineTimings
 MAX_DRAFT_ROUNDS = 4.0
 """Plain rounds that a draft forward may take for an unknown drafter to be tried at once. A slower one can bring a
 quarter at most, and takes several times as long as the target to read a prompt."""
-FORCED_LOGPROB = -0.05
-"""Log-probability of a token of which the grammar allows the text, but perhaps also another spelling."""
 DRAFTED = (Source.DRAFT, Source.GRAMMAR)
 """Sources of nodes for which a method that drafts first does not wait any more."""
 
@@ -292,7 +288,7 @@ class VerifySession:
         if self.is_prefilling:
             self.ready_since = self.ready_since or now
             return True
-        self.nodes = self._next_nodes()
+        self.nodes = self._choose_nodes()
         # The datastore may have answered with nothing: then there is nothing more to wait for.
         if self._is_worth_verifying() or now >= self.deadline or (self._is_answered and not self.is_drafting):
             self.ready_since = self.ready_since or now
@@ -330,7 +326,7 @@ class VerifySession:
         num_untold = len(self.session.committed) + self.session.max_chain_len + 1 - self._told_len
         retrieves = strategy.method is Method.BEST_FIRST and strategy.retrieval and num_untold <= MIN_PREFILL_ROWS
         if retrieves and accepted is not None and not self.session.decides_by_ratio:
-            self.expected = expected_tokens(self.session, self._next_nodes(), self._timings, accepted)
+            self.expected = expected_tokens(self.session, self._choose_nodes(), self._timings, accepted)
         return self.expected
 
     def skip_draft(self) -> None:
@@ -347,6 +343,9 @@ class VerifySession:
         if self._waiting is Waiting.ALWAYS and self.nodes and self.nodes[0].source not in DRAFTED:
             return False  # draft, then verify: what was retrieved stands behind the draft, not in its place
         return is_worth_verifying(self.session, self.nodes, self._timings, self._accepted_per_chain.get(1.0))
+
+    def _choose_nodes(self) -> list[Node]:
+        return next_nodes(self.session, self._retrieval, self.choice.strategy, self._timings)
 
     def _patience(self) -> float:
         """Returns how long a draft or a continuation is worth waiting for after a commit, in milliseconds."""
@@ -368,67 +367,6 @@ class VerifySession:
             return self._retrieval.patience_ms()
         return 0.0
 
-    def _next_nodes(self) -> list[Node]:
-        """Chooses the nodes of the next round; none that the structure of the output forbids."""
-        structured = self.session.structured
-        if structured is None or self.session.spec.speculation.method is Method.OFF:
-            return self._chosen_nodes()
-        try:
-            self._add_forced(structured)
-            nodes = self._chosen_nodes()
-            # Under the ratio rule a sample is judged whatever it is: the target refuses it.
-            while nodes and not self.session.decides_by_ratio and structured.prune(nodes):
-                nodes = self._chosen_nodes()
-        except StructureBroken as error:
-            structured.error = str(error)  # the round that begins now ends with it
-            return []
-        return nodes
-
-    def _add_forced(self, structured: StructuredText) -> None:
-        """Adds what the structure forces next, as it is usually spelled."""
-        node: Node | None = self.session.tree.root
-        for token_id in structured.forced()[: max(0, self.session.max_chain_len)]:
-            if node is not None:
-                node = self.session.tree.add(node, token_id, FORCED_LOGPROB, Source.GRAMMAR)
-
-    def _chosen_nodes(self) -> list[Node]:
-        fallback = self._fallback()
-        if self.choice.strategy.is_plain or fallback is Fallback.PLAIN:
-            if self.session.structured is None:
-                return []
-            return list(takewhile(lambda node: node.source is Source.GRAMMAR, self.session.next_chain()))
-        if fallback is Fallback.RANDOM:
-            self.session.add_random_chain()
-        # A sub-tree needs no chain, but making one puts what is retrieved into the tree.
-        is_needed = self.choice.strategy.rows is Rows.CHAIN or self._retrieval is not None
-        return select_nodes(
-            self.session, self._next_chain() if is_needed else [], self.choice.strategy.rows, self._timings
-        )
-
-    def _fallback(self) -> Fallback | None:
-        """Returns what stands in for a draft after a miss of SAGUARO; None where there is one, or another method."""
-        if self.choice.strategy.method is not Method.SAGUARO:
-            return None
-        is_missed = all(child.source is not Source.DRAFT for child in self.session.tree.root.children.values())
-        return self.session.spec.speculation.saguaro.fallback if is_missed else None
-
-    def _next_chain(self) -> list[Node]:
-        """Returns the mirror's chain, with what is retrieved in process behind it."""
-        chain = self.session.next_chain()
-        if self._retrieval is None or not self.choice.strategy.retrieval:
-            return chain
-        if self._retrieval.max_tail_len:
-            return with_tail(self.session, chain, self._retrieval)
-        missing = self.session.max_chain_len - len(chain)
-        if self.choice.strategy.rows is Rows.TREE and self._retrieval.has_branches:
-            self._retrieval.branch(self.session.max_chain_len)
-            chain = self.session.next_chain()
-            if not self.choice.strategy.method.has_draft_model:
-                return chain  # nothing drafted ends where retrieval could go on
-            missing = self.session.max_chain_len - len(chain)
-        # What was retrieved may have another path overtake the chain: it is chosen again.
-        return self.session.next_chain() if self._retrieval.extend(chain, missing) else chain
-
     # The round.
 
     def segment(self, max_prefill_rows: int, max_num_nodes: int) -> Segment:
@@ -449,7 +387,7 @@ class VerifySession:
             return Segment(self.cache, pending[:max_prefill_rows], num_logits=self.num_prompt_rows)
         # The last piece of a prompt; `is_ready` has chosen no nodes while there was more of it.
         if is_prefilling:
-            self.nodes = self._next_nodes()
+            self.nodes = self._choose_nodes()
         is_crowded_out = bool(self.nodes) and not max_num_nodes
         # Parents come before their children: what is left is a chain or a sub-tree still.
         self.nodes = self.nodes[:max_num_nodes]
@@ -576,7 +514,7 @@ class VerifySession:
             if self.session.finish_reason is None and self.choice.strategy.retrieval:
                 # Read first: choosing the chain adds to the tree what is known in process.
                 was_known = bool(self.session.tree.root.children)
-                self._next_chain()
+                next_chain(self.session, self._retrieval, self.choice.strategy)
                 self._retrieval.ask(was_known=was_known)
         if self.reports.drafts is not None and self._is_attached:
             self.reports.drafts.commit(len(self.session.committed), now)

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from outrider.models.cuda.inputs import Shape, loop_lens
 from outrider.models.cuda.rows import MAX_NUM_BEST
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment
+from outrider.models.pending_draft import NUM_BEST, LoopTokens
 from outrider.models.runner import Runner
 from outrider.server.process import freeze_gc
 from outrider.verifier.generation import Generation
@@ -83,15 +85,22 @@ class SharedDevice(StubDevice):
         self.num_steps = 0
         """Steps of the draft model so far."""
 
-    def wait_for_steps(self, num_sessions: int, num_steps: int) -> None:
-        """Make steps of the draft model, and return when they are done."""
+    def begin_steps(self, num_sessions: int, num_steps: int) -> float:
+        """Ask for steps of the draft model; returns when they will be done."""
         self.num_steps += num_steps
         now = time.perf_counter()
         left = num_steps * (self._draft_ms + self._draft_row_us * num_sessions / 1e3) / 1e3
         # What gets done beside the target's forwards makes these longer.
         beside = min(left, max(0.0, self.free_at - now) / self._slowed)
         self.free_at += beside
-        end = now + self._slowed * beside + left - beside
+        return now + self._slowed * beside + left - beside
+
+    def come_behind(self, end: float) -> None:
+        """Begin what is asked for from now on behind steps that are done then."""
+        self.free_at = max(self.free_at, end)
+
+    def wait(self, end: float) -> None:
+        """Return when steps are done."""
         # To the microsecond, as a device is waited for.
         time.sleep(max(0.0, end - time.perf_counter() - SPIN_S))
         while time.perf_counter() < end:
@@ -112,6 +121,7 @@ class StubLoop(HostLoop):
         self._device, best = device, table.topk(MAX_NUM_BEST, dim=1)
         self._best = torch.stack((best.indices.int(), best.values.view(torch.int32)))
         self._token_ids = torch.empty(0, dtype=torch.long)
+        self._ends_at = 0.0
 
     def _lay_out(self, shape: Shape, steps: Any, segments: Sequence[Segment], *draws: Any) -> int:
         count = super()._lay_out(shape, steps, segments, *draws)
@@ -123,8 +133,17 @@ class StubLoop(HostLoop):
         for _ in range(steps.length):
             found.append(self._best[:, token_ids])
             token_ids = found[-1][0, :, 0].long()
-        self._device.wait_for_steps(len(token_ids), steps.length)
-        return (torch.stack(found),)
+        self._ends_at = self._device.begin_steps(len(token_ids), steps.length)
+        best = torch.stack(found)
+        begins = self._token_ids.int()[None, :, None].expand(1, -1, NUM_BEST)
+        return best, torch.cat([begins, best[:, 0, :, :NUM_BEST]])
+
+    def _shared(self, token_ids: Tensor) -> LoopTokens:
+        return LoopTokens(token_ids, partial(self._device.come_behind, self._ends_at))
+
+    def _read(self, best: Tensor) -> Tensor:
+        self._device.wait(self._ends_at)
+        return best
 
 
 class StubDraftRunner(StubRunner):
@@ -150,7 +169,7 @@ class StubDraftRunner(StubRunner):
         """See `Runner.forward`."""
         logits = super().forward(segments, drawn=drawn, **options)
         if len(logits):  # readings of prompts take no time here
-            self._shared.wait_for_steps(len(segments), 1)
+            self._shared.wait(self._shared.begin_steps(len(segments), 1))
         return logits
 
 

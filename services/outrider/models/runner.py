@@ -24,6 +24,7 @@ from outrider.models.cuda.steps import CudaSteps
 from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
 from outrider.models.packing import Plan, Segment
+from outrider.models.pending_draft import LoopTokens
 from outrider.models.products import Product, make_head
 from outrider.models.rotary import RotaryTable
 
@@ -273,7 +274,12 @@ class Runner:
         return [] if self._loop is None else loop_lens(num_steps)
 
     def draft(
-        self, segments: Sequence[Segment], params: Sequence[SamplingParams], first_indices: Sequence[int], length: int
+        self,
+        segments: Sequence[Segment],
+        params: Sequence[SamplingParams],
+        first_indices: Sequence[int],
+        length: int,
+        begun: Callable[[LoopTokens], object] | None = None,
     ) -> list[list[Best | None]]:
         """Appends the rows of every segment to its cache, and finds the best tokens behind them for several steps, each
         behind the best one of the step before.
@@ -285,6 +291,9 @@ class Runner:
             params: Parameters by which each session draws.
             first_indices: For each session, how many tokens the generation put out before the first one drawn.
             length: Steps: one of those that `loop_lens` returns.
+            begun: Called with the tokens of the chains, in the order of the segments, when the device has been asked
+                for them, and before they are waited for. Not called where they do not fit in one loop. None means that
+                nobody wants them so early.
 
         Returns:
             For each segment and step, the `MAX_NUM_BEST` best tokens of `logits / temperature + noise` and their
@@ -296,7 +305,7 @@ class Runner:
             OutOfBlocks: The pool has no room for all steps.
         """
         assert self._loop is not None, "`loop_lens` says if there is one"
-        return self._loop.run(segments, params, first_indices, length)
+        return self._loop.run(segments, params, first_indices, length, begun)
 
     def large_products(self) -> list[tuple[Product, int]]:
         """Returns the large products of the layers, each with its inputs, for measurements. None of a model that runs

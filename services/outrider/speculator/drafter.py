@@ -7,7 +7,7 @@ of commits and ended. Drafts come to the listener of each session.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from outrider.core.blocks import PoolState, PrefixScope
@@ -16,6 +16,7 @@ from outrider.core.retrieval.retriever import TierSource
 from outrider.core.structure import Structure
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
+from outrider.models.pending_draft import PendingDraft
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.speculator.engine import DraftListener, Engine
@@ -57,6 +58,7 @@ class Drafter:
         tiers: TierSource | None = None,
         forward_us: int = 0,
         stream_priority: int | None = None,
+        on_pending: Callable[[PendingDraft], object] | None = None,
     ) -> None:
         """
         Args:
@@ -66,6 +68,7 @@ class Drafter:
             tiers: Copies of a datastore's tiers. None means that there is no datastore.
             forward_us: Time of a forward of one row, in microseconds; 0 means not measured.
             stream_priority: See `EngineThread`.
+            on_pending: See `outrider.speculator.engine.Engine`.
         """
         self.model = model
         self.codec = TextCodec(model.tokenizer)
@@ -85,6 +88,7 @@ class Drafter:
             prefix_scope=PrefixScope(flags.prefix_scope),
             stream_priority=stream_priority,
             loop=asyncio.get_running_loop(),
+            on_pending=on_pending,
         )
 
     @property

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -27,6 +28,7 @@ from outrider.models.contenders import Best
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
+from outrider.models.pending_draft import NUM_BEST, ChainStart, LoopTokens, PendingDraft
 from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
 from outrider.models.ratio import DraftDraw, candidates
 from outrider.models.residency import Residency
@@ -71,6 +73,8 @@ class _LoopRun(NamedTuple):
     ended: float
     num_used: int
     """Number of the steps that were worth their time to any session."""
+    is_claimed: bool
+    """True if the target verifies them already."""
 
 
 MAX_ROUNDS_LEFT_OUT = 2
@@ -94,6 +98,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         prefix_scope: PrefixScope = PrefixScope.TENANT,
         stream_priority: int | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        on_pending: Callable[[PendingDraft], object] | None = None,
     ) -> None:
         """
         Args:
@@ -106,11 +111,14 @@ class Engine(EngineThread[_Drafting, _Growth]):
             prefix_scope: Says who finds the beginning of a text again, among the sessions whose callers share any.
             stream_priority: See `EngineThread`.
             loop: Event loop on which listeners are called. None means the engine's thread.
+            on_pending: Called on the engine's thread with drafts that a target on the same device may verify before the
+                host has seen them. None means that there is none.
         """
         super().__init__("speculator-engine", model.runner, stream_priority, loop)
         self._event_loop = loop
         self._drafts: list[tuple[DraftListener, Draft]] = []
         """Drafts that are not on their way to their listeners yet."""
+        self._on_pending = on_pending
         self._loop_choice = LoopChoice()
         self._num_commits_in_turns = 0
         """Commits so far of sessions that take turns with their target."""
@@ -221,10 +229,13 @@ class Engine(EngineThread[_Drafting, _Growth]):
             self._step([growth for growth, _ in stepped], [segment for _, segment in stepped])
         loop = None
         if looped:
-            loop = self._draft([work[number] for number in looped], [segments[number] for number in looped], length)
+            of_loop = [work[number] for number in looped], [segments[number] for number in looped]
+            loop = self._draft(*of_loop, length, is_alone=not stepped)
         is_worth = self._is_worth_waiting()
         if loop is not None:
             self._learn_from(loop, is_worth=is_worth)
+            if loop.is_claimed:
+                self._end_claimed(loop)
         if not is_worth:
             self._end_drafts()
         self._deliver()
@@ -287,14 +298,18 @@ class Engine(EngineThread[_Drafting, _Growth]):
                 looped.append(number)
         return length, looped
 
-    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> _LoopRun:
+    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int, *, is_alone: bool) -> _LoopRun:
         """Grows chains by several steps at once, as if they were made one after the other. So each ends where its
-        session wants no more of it."""
+        session wants no more of it. `is_alone` if nothing else is grown in this step of the engine."""
         started = time.perf_counter()
         lengths = [segment.cache.length for segment in segments]
         params = [session.ranking for session, _, _ in work]
         first_indices = [session.output_indices(expansion)[0] for session, _, expansion in work]
-        found = self._runner.draft(segments, params, first_indices, length)
+        pending: list[PendingDraft] = []
+        is_shown = is_alone and self._may_be_claimed(work, length)
+        begun = partial(self._show, work, pending) if is_shown else None
+        found = self._runner.draft(segments, params, first_indices, length, begun)
+        is_claimed = any(draft.end(list(map(_settled, found))) for draft in pending)
         forward_us = (time.perf_counter() - started) * 1e6 / length
         unsettled = [number for number, of_steps in enumerate(found) if of_steps[0] is None]
         for number in unsettled:
@@ -309,12 +324,37 @@ class Engine(EngineThread[_Drafting, _Growth]):
         if unsettled:
             self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
         sessions = [session for session, _, _ in work]
-        return _LoopRun(sessions, length, started, started + forward_us * length / 1e6, num_used)
+        return _LoopRun(sessions, length, started, started + forward_us * length / 1e6, num_used, is_claimed)
+
+    def _may_be_claimed(self, work: Sequence[_Growth], length: int) -> bool:
+        """Returns True if a loop is all that the target waits for: it begins the drafts of sessions that take turns
+        with it, and mostly ends them."""
+        return (
+            self._on_pending is not None
+            and self._loop_choice.mostly_ends(length)
+            and all(session.is_one_chain(expansion) for session, _, expansion in work)
+        )
+
+    def _show(self, work: Sequence[_Growth], pending: list[PendingDraft], tokens: LoopTokens) -> None:
+        """Shows a loop that the device is at to the target."""
+        assert self._on_pending is not None, "asked before"
+        starts = [ChainStart(session.spec.session_id, len(session.tree.committed)) for session, _, _ in work]
+        pending.append(PendingDraft(tokens, starts))
+        self._on_pending(pending[0])
+
+    def _end_claimed(self, loop: _LoopRun) -> None:
+        """Ends drafts that the target is verifying by now."""
+        for session, listener in self.sessions.values():
+            if session in loop.sessions:
+                session.end_draft()
+                self._send(session, listener)
 
     def _learn_from(self, loop: _LoopRun, *, is_worth: bool) -> None:
         """Learns how long loops should be; `is_worth` as `_is_worth_waiting` says."""
         goes_on = any(self._is_looped(session) and (is_worth or not session.is_weighed) for session in loop.sessions)
-        self._loop_choice.observe(loop.length, loop.started, loop.ended, num_used=loop.num_used, goes_on=goes_on)
+        self._loop_choice.observe(
+            loop.length, loop.started, loop.ended, num_used=loop.num_used, goes_on=goes_on, is_cut=loop.is_claimed
+        )
 
     def _grow_chains(self, work: Sequence[_Growth], found: Sequence[Sequence[Best | None]], forward_us: float) -> int:
         """Grows what several steps have found, each behind the one before, up to where its session goes on otherwise;
@@ -465,6 +505,11 @@ class Engine(EngineThread[_Drafting, _Growth]):
             action()
         else:
             self._event_loop.call_soon_threadsafe(action)
+
+
+def _settled(of_steps: Sequence[Best | None]) -> list[Sequence[TokenId]]:
+    """Returns the best tokens of a chain's steps, up to where the host has to draw."""
+    return [best[0][:NUM_BEST] for best in takewhile(lambda best: best is not None, of_steps) if best is not None]
 
 
 def _send_all(drafts: Sequence[tuple[DraftListener, Draft]]) -> None:

@@ -10,6 +10,8 @@ from outrider.core.statistics import RunningMean
 
 FIRST_GAP_S = 0.0005
 """Seconds between two loops, until they were measured."""
+MOSTLY = 0.5
+"""Share of the chains that go on below which they mostly end."""
 LEARNING_RATE = 0.1
 """Weight of one loop in the running means."""
 _Shares = defaultdict[int, RunningMean]
@@ -55,7 +57,13 @@ class LoopChoice:
         """Returns True if the latest choice could have been so many steps, and was perhaps of more."""
         return num_steps in self._shorter
 
-    def observe(self, length: int, started: float, ended: float, *, num_used: int, goes_on: bool) -> None:
+    def mostly_ends(self, length: int) -> bool:
+        """Returns True if chains that begin with a loop of the latest choice mostly end with it."""
+        return self._ended_at is None and self._begin[length].get(0.0) < MOSTLY
+
+    def observe(
+        self, length: int, started: float, ended: float, *, num_used: int, goes_on: bool, is_cut: bool = False
+    ) -> None:
         """Learns from a loop.
 
         Args:
@@ -64,10 +72,11 @@ class LoopChoice:
             ended: Time at which it was done.
             num_used: Most of its steps that were worth their time to a chain.
             goes_on: True if a chain goes on behind it with another loop.
+            is_cut: True if it does not, though that may be worth its time.
         """
         if self._ended_at is not None:
             self._gap_s.add(started - self._ended_at)
-        self._ended_at = ended if goes_on else None
+        self._ended_at = ended if goes_on and not is_cut else None
         self._step_s.add((ended - started) / length)
         for shorter in self._shorter:
             # What comes behind this loop is not seen here.

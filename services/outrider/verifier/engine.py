@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
+
+from torch import Tensor
 
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import Contexts, ForwardTimes
@@ -25,16 +28,18 @@ from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs
 from outrider.models.packing import Segment
+from outrider.models.pending_draft import PendingDraft
 from outrider.models.prefill import PrefillTurns
 from outrider.models.ratio import PendingRounds, Round, begin_rounds, draws_of
 from outrider.models.residency import Residency
-from outrider.models.sampling import DrawnTokens, Logits, Sampler
+from outrider.models.sampling import Logits, Sampler
 from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, Timing, stopwatch_for
 from outrider.verifier.draft_skips import DraftSkips
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.micro_batches import MicroBatches
+from outrider.verifier.rounds_behind_drafts import Followed, RoundsBehindDrafts, rows_behind
 from outrider.verifier.session import VerifySession
 from outrider.verifier.shared_forward import (
     begin_logprobs,
@@ -46,6 +51,7 @@ from outrider.verifier.shared_forward import (
 )
 from outrider.verifier.timings import Activity, EngineTimings
 
+NOTHING: Mapping[VerifySession, Followed] = MappingProxyType({})
 _Delivery = tuple[GenerationListener, Verdict, Statistics, PeerRequests]
 
 
@@ -86,6 +92,10 @@ class _Forward(NamedTuple):
     """Rows of the forward of other sessions that the device was at when it was asked for this one. 0 if it was not."""
     void: Collection[VerifySession] = ()
     """Those of the sessions whose rows mean nothing: the host has drawn other tokens for them."""
+    draft: PendingDraft | None = None
+    """The draft that it was asked for behind, if the host did not know that yet."""
+    followed: Mapping[VerifySession, Followed] = NOTHING
+    """What each session's rows are then."""
 
 
 class Engine(EngineThread[VerifySession, VerifySession]):
@@ -129,6 +139,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._loop = loop
         self._micro_batches = MicroBatches(forward_times)
         self._draft_skips = DraftSkips()
+        self._behind_drafts = RoundsBehindDrafts(self._timings)
+        self._pending_draft: PendingDraft | None = None
+        """The latest draft that the draft model was asked for, if nobody has looked at it yet."""
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
         self._queue_timeout_s = queue_timeout_s
@@ -187,6 +200,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # The engine's thread finds the failure, and the listener lives on the loop.
         self.begin(spec.session_id, open_session, partial(self._loop.call_soon_threadsafe, listener.on_failure))
 
+    def follow(self, draft: PendingDraft) -> None:
+        """Verifies a draft behind which the device can be asked for a round, if its sessions are all that share
+        forwards. May be called by any thread."""
+        self._put(partial(setattr, self, "_pending_draft", draft))
+
     # On the engine's thread.
 
     def plan(self, now: float) -> tuple[list[VerifySession], float | None]:
@@ -199,12 +217,15 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         residents = self.residency.residents
         activities = [Activity.of(session.choice.strategy) for session in residents]
         self._timings.set_sessions(activities, sum(session.cache.length for session in residents))
+        # Paused sessions need no deadline: their reader's progress is posted.
+        running = [session for session in residents if not session.is_paused]
+        draft, self._pending_draft = self._pending_draft, None
+        if draft is not None and self._ahead is None:
+            self._ahead = self._ask_behind(draft, running)
         if self._ahead is not None:
             if left := [session for session in self._ahead.work if self.residency.has(session)]:
                 return left, None
             self._ahead = None  # nobody waits for it
-        # Paused sessions need no deadline: their reader's progress is posted.
-        running = [session for session in residents if not session.is_paused]
         ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
         if wait_s is None and ready:
             return ready, None
@@ -284,7 +305,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         drawing: Sequence[VerifySession],
         rounds: Sequence[Round],
         started: float,
-        drawn: DrawnTokens | None = None,
+        drawn: Tensor | None = None,
     ) -> _Forward:
         """Asks the device for a forward, and for all that is read of it; waits for nothing.
 
@@ -294,14 +315,13 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             drawing: Those of the sessions that get a verdict.
             rounds: For each of these, how it is drawn for.
             started: Time at which the step began.
-            drawn: Tokens of the forward before. None means that token ids are known.
+            drawn: Whole numbers [draws]: tokens that the device has, or is at. None means that token ids are known.
         """
         contexts = Contexts(sum(segment.cache.length for segment in segments), len(segments))
         known = draws_of(rounds)
-        on_device = None if drawn is None else drawn.on_device
         timing = self.stopwatch.start()
         timed = time.perf_counter()
-        logits = self._runner.forward(segments, draws=None if known.is_greedy else known, drawn=on_device)
+        logits = self._runner.forward(segments, draws=None if known.is_greedy else known, drawn=drawn)
         timing.stop()
         asked = time.perf_counter()
         logits = tell_of_prompts(logits, work, segments)
@@ -331,8 +351,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
         forward_ms = forward.times.timing.elapsed_ms() if forward.drawing else 0.0
-        # It has begun when it was asked for, or behind the one before.
-        self._done_at = max(self._done_at, forward.times.timed) + forward_ms / 1e3
+        # It has begun when it was asked for, or behind the one before, or behind the draft.
+        drafted_at = 0.0 if forward.draft is None else forward.draft.ended_at
+        self._done_at = max(self._done_at, forward.times.timed, drafted_at) + forward_ms / 1e3
         if self._ahead is not None:
             self.counts.gaps.add(max(0.0, self._ahead.times.asked - self._done_at))
         # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
@@ -342,7 +363,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         is_typical = is_decoding(forward.work, forward.segments)
         num_rows = self._measure(forward, forward_ms, is_typical=is_typical)
         self._timings.set_others(num_rows, forward.num_rows_of_others, forward_ms)
-        started = forward.times.started
+        started = max(forward.times.started, drafted_at)
         # Where these sessions have to be asked for again, the loop is told when that is done.
         first_row, is_urgent = 0, not self.works_on or bool(going_on)
         verdicts: list[tuple[VerifySession, Verdict]] = []
@@ -351,6 +372,14 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             first_row = rows.stop
             if session in forward.void or not self.residency.has(session):
                 continue  # drawn for already; or closed a moment ago, by what was posted: its cache is empty
+            of_rows = next_tokens[rows]
+            if forward.draft is not None:
+                found, (chain, depth, width) = forward.draft.found, forward.followed[session]
+                of_chain = found[chain] if found else ()
+                self._behind_drafts.learn(of_chain[:depth], token_ids)
+                picked = session.settle(of_chain, depth, width)
+                token_ids = [token_ids[row] for row in picked]
+                of_rows = [of_rows[row] for row in picked] if of_rows else of_rows
             if round_.structured is not None and round_.structured.error:
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
@@ -358,7 +387,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             # Of this round, as the verdict begins another; of none whose drafter was lost, or that has lost its room.
             expected, has_skipped = session.expected if session.takes_turns else None, session.skips_draft
             verdict = session.apply(
-                token_ids, forward_ms, started, now, next_tokens[rows], num_rows, is_ahead=session in going_on
+                token_ids, forward_ms, started, now, of_rows, num_rows, is_ahead=session in going_on
             )
             if session.session.spec.report.logprobs is not None:
                 verdict = verdict._replace(logprobs=_logprobs(session, forward.logits[rows], round_, verdict, known))
@@ -431,7 +460,31 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             rounds.append(round_._replace(output_indices=[round_.output_indices[0] + 1]))
         if not going:
             return None
-        return self._ask(going, segments, going, rounds, time.perf_counter(), drawn)
+        return self._ask(going, segments, going, rounds, time.perf_counter(), drawn.on_device)
+
+    def _ask_behind(self, draft: PendingDraft, running: Sequence[VerifySession]) -> _Forward | None:
+        """Asks the device for the round behind a draft that it is still at (`outrider.verifier.rounds_behind_drafts`).
+
+        Args:
+            draft: The draft.
+            running: All sessions that share forwards.
+
+        Returns:
+            The forward. None where the draft is waited for.
+        """
+        if not self.works_on or not running:
+            return None
+        followed = self._behind_drafts.plan(draft, running, self._max_num_nodes(len(running)))
+        if not followed:
+            return None
+        started = time.perf_counter()
+        segments = [rows_behind(session, of_session, draft) for session, of_session in followed.items()]
+        if not all(map(self._has_free_room, segments)) or not draft.claim():
+            return None
+        draft.tokens.wait()
+        rounds = [round_of(session) for session in running]
+        forward = self._ask(running, segments, running, rounds, started, draft.tokens.token_ids.flatten())
+        return forward._replace(draft=draft, followed=followed)
 
     def _ask_for_others(self, forward: _Forward) -> _Forward | None:
         """Asks a device for the forward of all sessions that are not in the one that it is at, if they are ready and

@@ -18,6 +18,7 @@ from outrider.core.params import Steering
 from outrider.core.statistics import Absence, Traffic
 from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import CannotLoadModel, LoadedModel, Weights, load_for, read_weights
+from outrider.models.pending_draft import PendingDraft
 from outrider.models.timing import forward_us_of
 from outrider.peers.channel import PeerState
 from outrider.peers.fleet import SpeculatorState, read_speculators
@@ -85,6 +86,16 @@ def check_tokenizer(model: LoadedModel, target: LoadedModel) -> None:
             f"--draft-model {model.model_id}: its tokenizer must be that of --model {target.model_id}: the token ids "
             "of the two models do not mean the same"
         )
+
+
+def by_generations(follow: Callable[[PendingDraft], object]) -> Callable[[PendingDraft], None]:
+    """Returns what passes the engine's drafts on with the names of the generations that its sessions draft for."""
+
+    def on_pending(draft: PendingDraft) -> None:
+        draft.starts = [start._replace(session_id=start.session_id.rpartition("/")[0]) for start in draft.starts]
+        follow(draft)
+
+    return on_pending
 
 
 class InProcessSpeculator:

@@ -1,0 +1,84 @@
+"""A draft that a device is still at, and that a target on the same device can verify without the host between them.
+
+A target's forward needs the drafted tokens on the device alone. So it can be asked for while the draft model works, and
+begins as soon as the tokens are there; what the host makes of the draft is made meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from outrider.core.tree import TokenId
+
+NUM_BEST = 3
+"""Tokens of each step that a target may be asked about: the one that the chain goes on with, and others beside it."""
+
+
+class LoopTokens(NamedTuple):
+    """Holds the tokens of chains on a device, which may still be at them."""
+
+    token_ids: Tensor
+    """int32 [1 + steps, chains, NUM_BEST]: the token that a chain begins behind, then the best ones of each step. Of
+    chains that are nobody's some tokens; below 0 where the host has to draw."""
+    wait: Callable[[], object]
+    """Has what the calling thread asks the device for from now on wait for them. The thread does not wait."""
+
+
+class ChainStart(NamedTuple):
+    """Names what a chain begins behind."""
+
+    session_id: str
+    base_len: int
+    """Committed tokens of the session."""
+
+
+class PendingDraft:
+    """A draft of some sessions, one chain each. The draft model's thread makes it, and ends it when the host has the
+    tokens; before that the target's thread may claim it, to verify it."""
+
+    def __init__(self, tokens: LoopTokens, starts: Sequence[ChainStart]) -> None:
+        """
+        Args:
+            tokens: The chains, those of the sessions first.
+            starts: One for each session.
+        """
+        self.tokens, self.starts = tokens, starts
+        self.found: Sequence[Sequence[Sequence[TokenId]]] = ()
+        """For each chain and step the best tokens, the one that the chain goes on with first. A chain ends where the
+        host has to draw. Empty before the end."""
+        self.ended_at = 0.0
+        """Time of the end, by `time.perf_counter`."""
+        self._lock = threading.Lock()
+        self._has_ended = self._is_claimed = False
+
+    @property
+    def num_steps(self) -> int:
+        """Tokens of each chain."""
+        return len(self.tokens.token_ids) - 1
+
+    def place(self, chain: int, step: int, rank: int = 0) -> int:
+        """Returns where a token of a chain is among all tokens.
+
+        Args:
+            chain: Number of the chain.
+            step: Number of the step, from 1 on. 0 is the token that the chain begins behind.
+            rank: 0 for the best token of the step.
+        """
+        return (step * self.tokens.token_ids.shape[1] + chain) * NUM_BEST + rank
+
+    def claim(self) -> bool:
+        """Takes it to verify it. Returns False if it has ended: then the draft is told of as any other."""
+        with self._lock:
+            self._is_claimed = not self._has_ended
+            return self._is_claimed
+
+    def end(self, found: Sequence[Sequence[Sequence[TokenId]]]) -> bool:
+        """Takes what the host has found; returns True if it was claimed: then the draft goes no further."""
+        with self._lock:
+            self.found, self.ended_at, self._has_ended = found, time.perf_counter(), True
+            return self._is_claimed

@@ -178,6 +178,11 @@ class Session:
         """True if the draws that `apply` takes come from the ratio rule (`outrider.core.acceptance`)."""
 
     @property
+    def may_cut_text(self) -> bool:
+        """True if a round may commit less than it has drawn, as a structure or a stop string ends the text."""
+        return bool(self._endings)
+
+    @property
     def num_output_tokens(self) -> int:
         """Length of the output so far; the output index of the next token."""
         return len(self.committed) - self._num_prompt_tokens

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from outrider.core.tree import TokenId
 
+MAX_WAIT_S = 0.005
+"""Longest that a target waits for the draft model's thread, which may be at something else."""
 NUM_BEST = 3
 """Tokens of each step that a target may be asked about: the one that the chain goes on with, and others beside it."""
 
@@ -37,17 +39,22 @@ class ChainStart(NamedTuple):
     """Committed tokens of the session."""
 
 
+Commit = Callable[["PendingDraft", Mapping[int, Sequence[TokenId]]], object]
+
+
 class PendingDraft:
     """A draft of some sessions, one chain each. The draft model's thread makes it, and ends it when the host has the
-    tokens; before that the target's thread may claim it, to verify it."""
+    tokens; before that the target's thread may claim it, to verify it, and says then what it has kept."""
 
-    def __init__(self, tokens: LoopTokens, starts: Sequence[ChainStart]) -> None:
+    def __init__(self, tokens: LoopTokens, starts: Sequence[ChainStart], commit: Commit) -> None:
         """
         Args:
             tokens: The chains, those of the sessions first.
             starts: One for each session.
+            commit: Tells the draft model's thread what was kept. It calls `has_gone_on` when its device was asked for
+                what comes behind that.
         """
-        self.tokens, self.starts = tokens, starts
+        self.tokens, self.starts, self._commit = tokens, starts, commit
         self.found: Sequence[Sequence[Sequence[TokenId]]] = ()
         """For each chain and step the best tokens, the one that the chain goes on with first. A chain ends where the
         host has to draw. Empty before the end."""
@@ -55,6 +62,7 @@ class PendingDraft:
         """Time of the end, by `time.perf_counter`."""
         self._lock = threading.Lock()
         self._has_ended = self._is_claimed = False
+        self._gone_on = threading.Event()
 
     @property
     def num_steps(self) -> int:
@@ -82,3 +90,18 @@ class PendingDraft:
         with self._lock:
             self.found, self.ended_at, self._has_ended = found, time.perf_counter(), True
             return self._is_claimed
+
+    def go_on(self, kept: Mapping[int, Sequence[TokenId]]) -> None:
+        """Has the draft model go on from what the target has kept; returns when its device was asked for that, so that
+        the two threads do not take the interpreter from each other.
+
+        Args:
+            kept: The tokens that each chain's session commits, by its number. Of chains that are not named nothing is
+                kept yet.
+        """
+        self._commit(self, kept)
+        self._gone_on.wait(MAX_WAIT_S)
+
+    def has_gone_on(self) -> None:
+        """Ends the wait of `go_on`."""
+        self._gone_on.set()

@@ -180,19 +180,22 @@ class Drafter:
         self._sessions.add(session_id)
         self._engine.open(spec, listener)
 
-    def commit(self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int) -> None:
+    def commit(
+        self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int, base_len: int | None = None
+    ) -> None:
         """Appends committed tokens.
 
         Args:
             session_id: Names the session.
             token_ids: Tokens from the verifier.
             acknowledged_node_id: Latest node that the verifier had by then.
+            base_len: See `outrider.speculator.engine.Engine.commit`.
 
         Raises:
             InvalidParameter: A token is outside the vocabulary.
         """
         checked = token_ids_from_proto(token_ids, self.model.vocab_size, "chunk.token_ids")
-        self._engine.commit(session_id, checked, acknowledged_node_id)
+        self._engine.commit(session_id, checked, acknowledged_node_id, base_len)
 
     def steer(self, session_id: str, steering: Steering) -> None:
         """Goes on with a session as the verifier says."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import NamedTuple, Protocol
@@ -119,6 +119,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._drafts: list[tuple[DraftListener, Draft]] = []
         """Drafts that are not on their way to their listeners yet."""
         self._on_pending = on_pending
+        self._awaited: PendingDraft | None = None
+        """The draft whose target waits until what is behind it was asked for."""
         self._loop_choice = LoopChoice()
         self._num_commits_in_turns = 0
         """Commits so far of sessions that take turns with their target."""
@@ -150,19 +152,56 @@ class Engine(EngineThread[_Drafting, _Growth]):
         """Begins a session."""
         self.begin(spec.session_id, partial(self._open, spec, listener), partial(self._call, listener.fail))
 
-    def commit(self, session_id: str, token_ids: tuple[TokenId, ...], acknowledged_node_id: int = 0) -> None:
-        """Appends committed tokens to a session, if it is still there. `acknowledged_node_id` is the latest node that
-        had arrived at the target before; 0 means unknown."""
+    def commit(
+        self,
+        session_id: str,
+        token_ids: Sequence[TokenId],
+        acknowledged_node_id: int = 0,
+        base_len: int | None = None,
+    ) -> None:
+        """Appends committed tokens to a session, if it is still there.
 
-        def commit(drafting: _Drafting) -> None:
-            drafting.session.commit(token_ids, acknowledged_node_id)
-            self._num_commits_in_turns += drafting.session.takes_turns
-            drafting.session.commit_number = self._num_commits_in_turns
-            self.counts.num_commits += 1
-            # A commit makes some nodes without a forward: those that the policy had foreseen.
-            self._send(*drafting)
+        Args:
+            session_id: Names the session.
+            token_ids: The tokens.
+            acknowledged_node_id: Latest node that had arrived at the target before; 0 means unknown.
+            base_len: Committed tokens that they follow; those that the session has already are no news to it. None
+                means all that it has.
+        """
 
-        self.post(session_id, commit)
+        self.post(session_id, partial(self._commit, token_ids, acknowledged_node_id, base_len))
+
+    def _commit(
+        self, token_ids: Sequence[TokenId], acknowledged_node_id: int, base_len: int | None, drafting: _Drafting
+    ) -> None:
+        fresh = token_ids if base_len is None else drafting.session.unknown(token_ids, base_len)
+        if not fresh:
+            return
+        drafting.session.commit(fresh, acknowledged_node_id)
+        self._num_commits_in_turns += drafting.session.takes_turns
+        drafting.session.commit_number = self._num_commits_in_turns
+        self.counts.num_commits += 1
+        # A commit makes some nodes without a forward: those that the policy had foreseen.
+        self._send(*drafting)
+
+    def _take_kept(
+        self, starts: Sequence[ChainStart], draft: PendingDraft, kept: Mapping[int, Sequence[TokenId]]
+    ) -> None:
+        """Appends what a target has kept of a pending draft, see `PendingDraft.go_on`. Called by any thread."""
+
+        def commit() -> None:
+            self._awaited = draft
+            for chain, token_ids in kept.items():
+                session_id, base_len = starts[chain]
+                self._act(session_id, partial(self._commit, token_ids, 0, base_len))
+
+        self._put(commit)
+
+    def _let_target_go_on(self) -> None:
+        """Ends the wait of a target for the draft behind what it has kept."""
+        if self._awaited is not None:
+            self._awaited.has_gone_on()
+            self._awaited = None
 
     def steer(self, session_id: str, steering: Steering) -> None:
         """Goes on with a session as its caller says, if it is still there."""
@@ -211,6 +250,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         if work:
             self.counts.busy_s += time.perf_counter() - now
             return work, 0.0
+        self._let_target_go_on()
         if now >= self._posted_at + self._keep_warm_s or all(each.session.is_paused for each in self.sessions.values()):
             return [], None
         # The same single row each time, so that the cache does not grow: only the reading of the weights is wanted.
@@ -239,6 +279,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         if not is_worth:
             self._end_drafts()
         self._deliver()
+        self._let_target_go_on()
         self.counts.busy_s += time.perf_counter() - started
 
     def _step(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> None:
@@ -307,8 +348,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         first_indices = [session.output_indices(expansion)[0] for session, _, expansion in work]
         pending: list[PendingDraft] = []
         is_shown = is_alone and self._may_be_claimed(work, length)
-        begun = partial(self._show, work, pending) if is_shown else None
-        found = self._runner.draft(segments, params, first_indices, length, begun)
+        shown_to = pending if is_shown else None
+        found = self._runner.draft(segments, params, first_indices, length, partial(self._begun, work, shown_to))
         is_claimed = any(draft.end(list(map(_settled, found))) for draft in pending)
         forward_us = (time.perf_counter() - started) * 1e6 / length
         unsettled = [number for number, of_steps in enumerate(found) if of_steps[0] is None]
@@ -335,12 +376,13 @@ class Engine(EngineThread[_Drafting, _Growth]):
             and all(session.is_one_chain(expansion) for session, _, expansion in work)
         )
 
-    def _show(self, work: Sequence[_Growth], pending: list[PendingDraft], tokens: LoopTokens) -> None:
-        """Shows a loop that the device is at to the target."""
-        assert self._on_pending is not None, "asked before"
-        starts = [ChainStart(session.spec.session_id, len(session.tree.committed)) for session, _, _ in work]
-        pending.append(PendingDraft(tokens, starts))
-        self._on_pending(pending[0])
+    def _begun(self, work: Sequence[_Growth], pending: list[PendingDraft] | None, tokens: LoopTokens) -> None:
+        """Goes on while the device is at a loop. With a list, shows that loop to the target, and adds it there."""
+        if pending is not None and self._on_pending is not None:
+            starts = [ChainStart(session.spec.session_id, len(session.tree.committed)) for session, _, _ in work]
+            pending.append(PendingDraft(tokens, starts, partial(self._take_kept, starts)))
+            self._on_pending(pending[0])
+        self._let_target_go_on()
 
     def _end_claimed(self, loop: _LoopRun) -> None:
         """Ends drafts that the target is verifying by now."""

@@ -241,6 +241,14 @@ class DraftSession:
                 rounds = self._round_trip_us / (self._forward_us + self._round_trip_us)
                 self._policy.foresee(self._tokens_per_round.get(1.0) * rounds)
 
+    def unknown(self, token_ids: Sequence[TokenId], base_len: int) -> Sequence[TokenId]:
+        """Returns those of some committed tokens that it was not told of yet. Raises ValueError if others stand where
+        they follow the first base_len ones."""
+        known = self.tree.committed[base_len:]
+        if known != list(token_ids[: len(known)]):
+            raise ValueError("committed tokens are not those that were told of before")
+        return token_ids[len(known) :]
+
     # What grows next, and its rows in the packed forward.
 
     def next_expansion(self) -> Expansion | None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from types import MappingProxyType
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,7 +18,6 @@ from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import Contexts, ForwardTimes
 from outrider.core.params import MAX_ROWS
 from outrider.core.reports import TokenLogprobs
-from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
@@ -30,18 +27,20 @@ from outrider.models.logprobs import round_logprobs
 from outrider.models.packing import Segment
 from outrider.models.pending_draft import PendingDraft
 from outrider.models.prefill import PrefillTurns
-from outrider.models.ratio import PendingRounds, Round, begin_rounds, draws_of
+from outrider.models.ratio import Round, begin_rounds, draws_of
 from outrider.models.residency import Residency
 from outrider.models.sampling import Logits, Sampler
 from outrider.models.text import TextCodec
-from outrider.models.timing import Stopwatch, Timing, stopwatch_for
+from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.draft_skips import DraftSkips
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.micro_batches import MicroBatches
-from outrider.verifier.rounds_behind_drafts import Followed, RoundsBehindDrafts, rows_behind
+from outrider.verifier.rounds_behind_drafts import RoundsBehindDrafts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.shared_forward import (
+    AskedForward,
+    AskedTimes,
     begin_logprobs,
     begin_next_tokens,
     is_decoding,
@@ -51,51 +50,7 @@ from outrider.verifier.shared_forward import (
 )
 from outrider.verifier.timings import Activity, EngineTimings
 
-NOTHING: Mapping[VerifySession, Followed] = MappingProxyType({})
 _Delivery = tuple[GenerationListener, Verdict, Statistics, PeerRequests]
-
-
-class _Times(NamedTuple):
-    """Holds the times of a forward that the device has been asked for."""
-
-    timing: Timing
-    started: float
-    """Time at which the step began."""
-    timed: float
-    """Time from which `timing` measures, if the device had nothing else to do then."""
-    asked: float
-    """Time at which the device had been asked."""
-
-
-class _Forward(NamedTuple):
-    """A forward that the device has been asked for, and for the draws behind it."""
-
-    work: Sequence[VerifySession]
-    segments: Sequence[Segment]
-    """Rows of each session."""
-    drawing: Sequence[VerifySession]
-    """Those of the sessions that get a verdict."""
-    rounds: Sequence[Round]
-    """For each of these, how it is drawn for."""
-    contexts: Contexts
-    logits: Logits
-    """Those that are drawn from."""
-    draws: PendingRounds
-    next_tokens: Callable[[], Sequence[list[Follower]]]
-    """Waits for the most probable next tokens of every row: none for rows of whose sessions nobody wants them, an empty
-    list if none does."""
-    logprobs: Callable[[], Sequence[TokenLogprobs | None]]
-    """Waits for the log-probabilities of draws: for each round its token's, None where they are found behind the
-    verdict. Empty if they all are."""
-    times: _Times
-    num_rows_of_others: int = 0
-    """Rows of the forward of other sessions that the device was at when it was asked for this one. 0 if it was not."""
-    void: Collection[VerifySession] = ()
-    """Those of the sessions whose rows mean nothing: the host has drawn other tokens for them."""
-    draft: PendingDraft | None = None
-    """The draft that it was asked for behind, if the host did not know that yet."""
-    followed: Mapping[VerifySession, Followed] = NOTHING
-    """What each session's rows are then."""
 
 
 class Engine(EngineThread[VerifySession, VerifySession]):
@@ -151,7 +106,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """True for a device that works on by itself, and of which single results can be waited for. It is asked for the
         next forward first, and the rest is done while it runs. The loop is told of verdicts then, too: told before, it
         would take the interpreter from this thread."""
-        self._ahead: _Forward | None = None
+        self._ahead: AskedForward | None = None
         """The forward of the next step, if the device was asked for it in the step before."""
         self._idle_since: float | None = None
         """Time since which the device waits for this process alone. None means that it does not."""
@@ -288,7 +243,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._timings.max_num_nodes.add(min(max_num_nodes, MAX_ROWS))
         return max_num_nodes
 
-    def _ask_planned(self, work: Sequence[VerifySession], segments: Sequence[Segment], started: float) -> _Forward:
+    def _ask_planned(self, work: Sequence[VerifySession], segments: Sequence[Segment], started: float) -> AskedForward:
         """Asks the device for a forward of planned rows, see `_ask`."""
         # Without a verdict are the pieces of prompts that are not through.
         drawing = [
@@ -306,7 +261,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         rounds: Sequence[Round],
         started: float,
         drawn: Tensor | None = None,
-    ) -> _Forward:
+    ) -> AskedForward:
         """Asks the device for a forward, and for all that is read of it; waits for nothing.
 
         Args:
@@ -333,16 +288,19 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             self._idle_since = None
         self._micro_batches.end_host_time(asked)
         self._deliver()
-        times = _Times(timing, started, timed, asked)
-        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, logprobs, times)
+        times = AskedTimes(timing, started, timed, asked)
+        return AskedForward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, logprobs, times)
 
-    def _finish(self, forward: _Forward) -> None:
+    def _finish(self, forward: AskedForward) -> None:
         """Asks for the next forward if it is known, waits for this one, and makes the verdicts."""
         self._ahead = self._ask_ahead(forward) or self._ask_for_others(forward)
         if self._ahead is None:
             self._deliver()  # of the other half, for which nothing was asked
         draws = forward.draws.wait()
         known_at = time.perf_counter()
+        if forward.behind is not None:
+            drawn = zip(forward.drawing, draws, strict=True)
+            self._behind_drafts.go_on(forward.behind, {each: its for each, its in drawn if self.residency.has(each)})
         self._idle_since = known_at if forward.drawing and self._ahead is None else None
         self._micro_batches.begin_host_time(known_at, forward.drawing)
         going_on = self._going_on(forward)
@@ -352,7 +310,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # prompts alone have no draws, and nothing waits for them.
         forward_ms = forward.times.timing.elapsed_ms() if forward.drawing else 0.0
         # It has begun when it was asked for, or behind the one before, or behind the draft.
-        drafted_at = 0.0 if forward.draft is None else forward.draft.ended_at
+        drafted_at = 0.0 if forward.behind is None else forward.behind.draft.ended_at
         self._done_at = max(self._done_at, forward.times.timed, drafted_at) + forward_ms / 1e3
         if self._ahead is not None:
             self.counts.gaps.add(max(0.0, self._ahead.times.asked - self._done_at))
@@ -372,14 +330,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             first_row = rows.stop
             if session in forward.void or not self.residency.has(session):
                 continue  # drawn for already; or closed a moment ago, by what was posted: its cache is empty
-            of_rows = next_tokens[rows]
-            if forward.draft is not None:
-                found, (chain, depth, width) = forward.draft.found, forward.followed[session]
-                of_chain = found[chain] if found else ()
-                self._behind_drafts.learn(of_chain[:depth], token_ids)
-                picked = session.settle(of_chain, depth, width)
-                token_ids = [token_ids[row] for row in picked]
-                of_rows = [of_rows[row] for row in picked] if of_rows else of_rows
+            followers = next_tokens[rows]
+            if forward.behind is not None:
+                token_ids, followers = self._behind_drafts.settle(forward.behind, session, token_ids, followers)
             if round_.structured is not None and round_.structured.error:
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
@@ -387,7 +340,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             # Of this round, as the verdict begins another; of none whose drafter was lost, or that has lost its room.
             expected, has_skipped = session.expected if session.takes_turns else None, session.skips_draft
             verdict = session.apply(
-                token_ids, forward_ms, started, now, of_rows, num_rows, is_ahead=session in going_on
+                token_ids, forward_ms, started, now, followers, num_rows, is_ahead=session in going_on
             )
             if session.session.spec.report.logprobs is not None:
                 verdict = verdict._replace(logprobs=_logprobs(session, forward.logits[rows], round_, verdict, known))
@@ -421,7 +374,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # Peers go on from a verdict: they are told at once.
         return session.is_drafting or requests.question is not None
 
-    def _ask_ahead(self, forward: _Forward) -> _Forward | None:
+    def _ask_ahead(self, forward: AskedForward) -> AskedForward | None:
         """Asks a device that works on by itself for the forward behind one that it is still at, if that is known to be
         of these sessions alone: their tokens go on from where they are drawn, and the host does all that it has to do
         meanwhile. A session that ends by its token has a row in vain.
@@ -462,7 +415,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return None
         return self._ask(going, segments, going, rounds, time.perf_counter(), drawn.on_device)
 
-    def _ask_behind(self, draft: PendingDraft, running: Sequence[VerifySession]) -> _Forward | None:
+    def _ask_behind(self, draft: PendingDraft, running: Sequence[VerifySession]) -> AskedForward | None:
         """Asks the device for the round behind a draft that it is still at (`outrider.verifier.rounds_behind_drafts`).
 
         Args:
@@ -474,19 +427,18 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """
         if not self.works_on or not running:
             return None
-        followed = self._behind_drafts.plan(draft, running, self._max_num_nodes(len(running)))
-        if not followed:
+        behind = self._behind_drafts.plan(draft, running, self._max_num_nodes(len(running)))
+        if behind is None:
             return None
-        started = time.perf_counter()
-        segments = [rows_behind(session, of_session, draft) for session, of_session in followed.items()]
+        started, segments = time.perf_counter(), behind.segments()
         if not all(map(self._has_free_room, segments)) or not draft.claim():
             return None
         draft.tokens.wait()
         rounds = [round_of(session) for session in running]
-        forward = self._ask(running, segments, running, rounds, started, draft.tokens.token_ids.flatten())
-        return forward._replace(draft=draft, followed=followed)
+        drawn = draft.tokens.token_ids.flatten()
+        return self._ask(running, segments, running, rounds, started, drawn)._replace(behind=behind)
 
-    def _ask_for_others(self, forward: _Forward) -> _Forward | None:
+    def _ask_for_others(self, forward: AskedForward) -> AskedForward | None:
         """Asks a device for the forward of all sessions that are not in the one that it is at, if they are ready and
         that pays: while it is at theirs, the host works for those of this one (`outrider.verifier.micro_batches`).
 
@@ -514,7 +466,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         ahead = self._ask_planned(work, segments, started)
         return ahead._replace(num_rows_of_others=sum(len(segment.token_ids) for segment in forward.segments))
 
-    def _going_on(self, forward: _Forward) -> Collection[VerifySession]:
+    def _going_on(self, forward: AskedForward) -> Collection[VerifySession]:
         """Returns the sessions of a forward whose rows are in the next one, which the device has been asked for."""
         if self._ahead is None or forward.draws.drawn is None:
             return ()
@@ -585,7 +537,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return False
         return True
 
-    def _measure(self, forward: _Forward, forward_ms: float, *, is_typical: bool) -> int:
+    def _measure(self, forward: AskedForward, forward_ms: float, *, is_typical: bool) -> int:
         """Counts a forward and its time, and learns from it if that is typical; returns its rows."""
         num_rows = sum(len(segment.token_ids) for segment in forward.segments)
         if forward.drawing:

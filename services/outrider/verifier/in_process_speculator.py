@@ -239,9 +239,10 @@ class InProcessSession:
         except OutOfRange as error:
             self._give_up(error)
             return
-        fresh = self._committed[self._num_sent :]
+        base_len, fresh = self._num_sent, self._committed[self._num_sent :]
         self._num_sent += len(fresh)
-        self._drafter.commit(opening.session_id, fresh, opening.last_node_id)
+        # The engine may know them: of a round behind a draft it hears before its verdict is made.
+        self._drafter.commit(opening.session_id, fresh, opening.last_node_id, base_len)
 
     def steer(self, steering: Steering) -> None:
         """Tells the engine of measurements and decisions. Fields that are not set keep their last value."""

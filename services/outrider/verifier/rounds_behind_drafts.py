@@ -2,17 +2,20 @@
 
 The target's rows are laid out for a chain of as many tokens as the draft model makes steps, and for some of its next
 best tokens beside each. Which tokens these are, the device knows when it comes to them, and the host when it makes the
-verdict. So neither what the host makes of a draft nor the packing of the target's rows keeps the device waiting.
+verdict. So neither what the host makes of a draft nor the packing of the target's rows keeps the device waiting. Before
+the verdict, the draft model is told what was kept: it goes on while the host makes the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from outrider.core.costs import Contexts
+from outrider.core.params import Source
+from outrider.core.retrieval.ngrams import Follower
 from outrider.core.statistics import RunningMean
-from outrider.core.tree import TokenId
+from outrider.core.tree import Node, NodeState, TokenId
 from outrider.models.packing import Segment
 from outrider.models.pending_draft import NUM_BEST, PendingDraft
 from outrider.verifier.session import VerifySession
@@ -22,17 +25,42 @@ LEARNING_RATE = 0.05
 """Weight of one round in what is known of the tokens beside a chain."""
 FIRST_SHARE = 0.1
 """Share of the rounds in which a token beside the chain is right, until that was measured."""
+NOT_KNOWN = -1
+"""Token of nodes that the device knows and the host does not."""
+UNTOLD_LOGPROB = -3.0
+"""Log-probability of a token that the target verifies though the drafter does not tell of it: it may be right."""
 
 
-class Followed(NamedTuple):
-    """Describes the rows of a session behind a draft: its last token, a chain, and tokens beside that."""
+class RowsBehind(NamedTuple):
+    """Describes the rows of a session behind a draft: its last token, a chain, and then the tokens beside each of the
+    chain's."""
 
     chain: int
     """Number of its chain in the draft."""
     depth: int
     """Length of the chain."""
     width: int
-    """Tokens beside each of its nodes."""
+    """Tokens beside each of the chain's."""
+
+    def beside(self, step: int) -> range:
+        """Returns the rows of the tokens beside the one that a step has found, the steps counted from 0."""
+        first = 1 + self.depth + step * self.width
+        return range(first, first + self.width)
+
+    def nodes(self, root: Node) -> list[Node]:
+        """Makes nodes that stand for the tokens until they are known; they are none of the tree's."""
+        chain: list[Node] = []
+        beside: list[Node] = []
+        parent = root
+        for _ in range(self.depth):
+            position = parent.position + 1
+            nodes = [
+                Node(NOT_KNOWN, position, parent, 0.0, Source.DRAFT, NodeState.LIVE) for _ in range(1 + self.width)
+            ]
+            parent = nodes[0]
+            chain.append(parent)
+            beside += nodes[1:]
+        return chain + beside
 
     def places(self, draft: PendingDraft) -> list[int]:
         """Returns where the tokens of the rows are among those of the draft."""
@@ -40,9 +68,73 @@ class Followed(NamedTuple):
         beside = [draft.place(self.chain, step, rank) for step in steps for rank in range(1, self.width + 1)]
         return [draft.place(self.chain, step) for step in range(self.depth + 1)] + beside
 
+    def settled(self, session: VerifySession, found: Sequence[Sequence[TokenId]]) -> tuple[list[Node], list[int]]:
+        """Finds out what the rows are, when the tokens are known.
+
+        Args:
+            session: The session. Its tree has all nodes afterwards, also those that the drafter has not told of: they
+                were verified.
+            found: The best tokens of each step of the chain, the one that it goes on with first.
+
+        Returns:
+            Nodes of its tree, and the rows of the last committed token and of each of these.
+        """
+        tree = session.session.tree
+        parents, nodes, rows = [tree.root], list[Node](), [0]
+        for row, best in enumerate(found[: self.depth], start=1):
+            node = tree.add(parents[-1], best[0], UNTOLD_LOGPROB, Source.DRAFT)
+            if node is None:
+                break  # there is no such token
+            parents.append(node)
+            nodes.append(node)
+            rows.append(row)
+        for step, (parent, best) in enumerate(zip(parents, found[: self.depth], strict=False)):
+            for row, token_id in zip(self.beside(step), best[1:], strict=False):
+                if (node := tree.add(parent, token_id, UNTOLD_LOGPROB, Source.DRAFT)) is not None:
+                    nodes.append(node)
+                    rows.append(row)
+        return nodes, rows
+
+    def kept(self, found: Sequence[Sequence[TokenId]], draws: Sequence[TokenId]) -> list[TokenId]:
+        """Returns the tokens that a round commits if nothing ends its text.
+
+        Args:
+            found: See `settled`.
+            draws: The target's token for each row.
+        """
+        for step, best in enumerate(found[: self.depth]):
+            if draws[step] != best[0]:
+                token_ids = list(draws[: step + 1])
+                for row, token_id in zip(self.beside(step), best[1:], strict=False):
+                    if token_id == draws[step]:
+                        token_ids.append(draws[row])
+                return token_ids
+        return list(draws[: 1 + min(self.depth, len(found))])
+
+
+class RoundBehind(NamedTuple):
+    """Describes a round of all sessions behind a draft."""
+
+    draft: PendingDraft
+    rows: Mapping[VerifySession, RowsBehind]
+
+    def segments(self) -> list[Segment]:
+        """Lays out the rows of the sessions; their token ids are places among the draft's tokens."""
+        segments = []
+        for session, rows in self.rows.items():
+            session.nodes, session.begins_early = rows.nodes(session.session.tree.root), True
+            segment = session.segment(0, len(session.nodes))
+            segments.append(segment._replace(token_ids=rows.places(self.draft)))
+        return segments
+
+    def found(self, session: VerifySession) -> Sequence[Sequence[TokenId]]:
+        """Returns the best tokens of each step of a session's chain, none where the draft model has failed."""
+        found = self.draft.found
+        return found[self.rows[session].chain] if found else ()
+
 
 class RoundsBehindDrafts:
-    """Chooses the rows of rounds behind drafts. Owned by the engine's thread."""
+    """Chooses the rows of rounds behind drafts, and takes in what they are. Owned by the engine's thread."""
 
     def __init__(self, timings: EngineTimings) -> None:
         """
@@ -53,10 +145,8 @@ class RoundsBehindDrafts:
         self._shares = [RunningMean(LEARNING_RATE) for _ in range(NUM_BEST - 1)]
         """Share of the rounds in which a token of each rank beside the chain is right where the chain is not."""
 
-    def plan(
-        self, draft: PendingDraft, sessions: Sequence[VerifySession], max_num_nodes: int
-    ) -> dict[VerifySession, Followed]:
-        """Chooses the rows of all sessions behind a draft. Empty where they should not be verified behind it.
+    def plan(self, draft: PendingDraft, sessions: Sequence[VerifySession], max_num_nodes: int) -> RoundBehind | None:
+        """Chooses the rows of all sessions behind a draft. None where they should not be verified behind it.
 
         Args:
             draft: The draft.
@@ -64,49 +154,93 @@ class RoundsBehindDrafts:
             max_num_nodes: Most nodes of each.
         """
         numbers = {start.session_id: number for number, start in enumerate(draft.starts)}
-        chains = {session: numbers.get(session.session.spec.session_id) for session in sessions}
-        depths: dict[VerifySession, int] = {}
-        for session, number in chains.items():
-            if number is None or not session.can_follow(draft.starts[number].base_len):
-                return {}
-            most = session.session.spec.speculation.max_rows or max_num_nodes
-            depths[session] = min(draft.num_steps, session.session.max_chain_len, max_num_nodes, most)
-        if len(numbers) > len(sessions) or not any(depths.values()):
-            return {}
-        width = self._width(depths, max_num_nodes)
-        return {session: Followed(chains[session] or 0, depth, width) for session, depth in depths.items()}
+        chains: dict[VerifySession, int] = {}
+        depths: list[int] = []
+        for session in sessions:
+            number = numbers.get(session.session.spec.session_id)
+            if number is None or not _can_follow(session, draft.starts[number].base_len):
+                return None
+            chains[session] = number
+            depths.append(min(draft.num_steps, session.session.max_chain_len, _limit(session, max_num_nodes)))
+        if len(numbers) > len(sessions) or not any(depths):
+            return None
+        width = self._width(sessions, depths, max_num_nodes)
+        rows = zip(chains.items(), depths, strict=True)
+        return RoundBehind(draft, {session: RowsBehind(chain, depth, width) for (session, chain), depth in rows})
 
-    def _width(self, depths: dict[VerifySession, int], max_num_nodes: int) -> int:
-        """Returns how many tokens beside each node of the chains bring most in their time."""
-        timings = self._timings
-        contexts = Contexts(sum(session.cache.length for session in depths), len(depths))
-        tokens = sum(1 + session.accepted_per_chain for session in depths)
+    def _width(self, sessions: Sequence[VerifySession], depths: Sequence[int], max_num_nodes: int) -> int:
+        """Returns how many tokens beside each of the chains' bring most in their time."""
+        contexts = Contexts(sum(session.cache.length for session in sessions), len(sessions))
+        num_tokens = sum(1 + session.accepted_per_chain for session in sessions)
         rates = []
         for width in range(NUM_BEST):
-            num_nodes = [depth * (1 + width) for depth in depths.values()]
-            limits = (session.session.spec.speculation.max_rows or max_num_nodes for session in depths)
-            if width and any(count > limit for count, limit in zip(num_nodes, limits, strict=True)):
+            if any(
+                depth * (1 + width) > max(depth, _limit(session, max_num_nodes))
+                for session, depth in zip(sessions, depths, strict=True)
+            ):
                 break
             if width:
-                tokens += len(depths) * self._shares[width - 1].get(FIRST_SHARE)
-            forward_ms = timings.forward_times.of(len(depths) + sum(num_nodes), contexts)
-            rates.append(tokens / (timings.speculator_ms.get(forward_ms) + forward_ms))
+                num_tokens += len(sessions) * self._shares[width - 1].get(FIRST_SHARE)
+            num_rows = len(sessions) + sum(depths) * (1 + width)
+            forward_ms = self._timings.forward_times.of(num_rows, contexts)
+            rates.append(num_tokens / (self._timings.speculator_ms.get(forward_ms) + forward_ms))
         return rates.index(max(rates))
 
-    def learn(self, found: Sequence[Sequence[TokenId]], draws: Sequence[TokenId]) -> None:
-        """Learns from a round what tokens beside the chain are worth.
+    def go_on(self, behind: RoundBehind, draws: Mapping[VerifySession, Sequence[TokenId]]) -> None:
+        """Has the draft model go on from what a round has kept, before its verdicts are made.
 
         Args:
-            found: The best tokens of each step of its chain.
-            draws: The target's token behind each node of the chain, and before the first one.
+            behind: The round.
+            draws: The target's token for each row of each session that goes on.
         """
+        kept: dict[int, Sequence[TokenId]] = {}
+        for session, of_session in draws.items():
+            token_ids = behind.rows[session].kept(behind.found(session), of_session)
+            if session.session.may_cut_text:
+                return  # all drafts begin together
+            if not session.ends_with(token_ids):
+                kept[behind.rows[session].chain] = token_ids
+        if kept:
+            behind.draft.go_on(kept)
+
+    def settle(
+        self,
+        behind: RoundBehind,
+        session: VerifySession,
+        draws: Sequence[TokenId],
+        next_tokens: Sequence[list[Follower]],
+    ) -> tuple[list[TokenId], Sequence[list[Follower]]]:
+        """Takes in what the nodes of a session's round are; returns what was found for the rows that mean something.
+
+        Args:
+            behind: The round.
+            session: The session.
+            draws: The target's token for each row.
+            next_tokens: The most probable ones, if they are wanted.
+        """
+        rows, found = behind.rows[session], behind.found(session)
+        self._learn(found[: rows.depth], draws)
+        session.nodes, session.rows = rows.settled(session, found)
+        return [draws[row] for row in session.rows], [next_tokens[row] for row in session.rows] if next_tokens else ()
+
+    def _learn(self, found: Sequence[Sequence[TokenId]], draws: Sequence[TokenId]) -> None:
+        """Learns what tokens beside the chain are worth."""
         steps = enumerate(zip(found, draws, strict=False))
         refused = next((step for step, (best, drawn) in steps if best[0] != drawn), None)
         for rank, share in enumerate(self._shares, start=1):
             share.add(float(refused is not None and draws[refused] in found[refused][rank : rank + 1]))
 
 
-def rows_behind(session: VerifySession, followed: Followed, draft: PendingDraft) -> Segment:
-    """Lays out the rows of a session behind a draft; their token ids are places among the draft's tokens."""
-    session.follow(followed.depth, followed.width)
-    return session.segment(0, len(session.nodes))._replace(token_ids=followed.places(draft))
+def _can_follow(session: VerifySession, base_len: int) -> bool:
+    """Returns True if a session's next round may verify a chain that the host does not know yet, and that follows so
+    many committed tokens."""
+    generation = session.session
+    # There is nothing but the chain, and nothing else is read of its rows.
+    is_chain = not (generation.tree.root.children or session.choice.strategy.retrieval or generation.decides_by_ratio)
+    is_alone = generation.is_as_drawn and generation.spec.report.logprobs is None and session.num_missing == 1
+    return session.takes_turns and is_chain and is_alone and base_len == len(generation.committed)
+
+
+def _limit(session: VerifySession, max_num_nodes: int) -> int:
+    """Returns the most nodes of a session."""
+    return min(max_num_nodes, session.session.spec.speculation.max_rows or max_num_nodes)

@@ -14,7 +14,7 @@ from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.statistics import Absence, DraftTime, Peer, RoundTime, RunningMean
-from outrider.core.tree import Draft, Node, NodeState, StreamNodes, TokenId
+from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
 from outrider.models.text import TextCodec
@@ -39,10 +39,6 @@ from outrider.verifier.timings import EngineTimings
 MAX_DRAFT_ROUNDS = 4.0
 """Plain rounds that a draft forward may take for an unknown drafter to be tried at once. A slower one can bring a
 quarter at most, and takes several times as long as the target to read a prompt."""
-UNTOLD_LOGPROB = -3.0
-"""Log-probability of a token that the target verifies though the drafter does not tell of it: it may be right."""
-NOT_KNOWN = -1
-"""Token of nodes that the device knows and the host does not."""
 DRAFTED = (Source.DRAFT, Source.GRAMMAR)
 """Sources of nodes for which a method that drafts first does not wait any more."""
 
@@ -133,10 +129,11 @@ class VerifySession:
         # The next round.
         self.nodes: list[Node] = []
         """Nodes that it verifies: a chain, or a sub-tree, the most probable path first."""
-        self._follows = False
-        """True if the device was asked for it before the host knew the draft."""
-        self._rows: Sequence[int] | None = None
-        """Its rows that are those of the last committed token and of the nodes. None means that all are."""
+        self.begins_early = False
+        """True if it has begun behind a draft that the host does not know yet: its nodes are none of the tree's then
+        (`outrider.verifier.rounds_behind_drafts`)."""
+        self.rows: Sequence[int] | None = None
+        """Numbers of its rows that are those of the last committed token and of the nodes. None means that all are."""
         self.ready_since: float | None = None
         """Time since which the next forward could have begun with it. None means that it was not ready yet."""
         self._committed_at = now
@@ -255,7 +252,7 @@ class VerifySession:
         # The first answer includes the drafter's prefill, which says nothing of the answers to come.
         if missed_at is not None and self._has_drafted:
             # A round that has begun already does not wait for it.
-            there_at = arrived_at if self._follows and arrived_at is not None else now
+            there_at = arrived_at if self.begins_early and arrived_at is not None else now
             time = DraftTime((there_at - missed_at) * 1e3, draft.forward_us / 1e3, draft.retrieval_us / 1e3)
             self.session.statistics.draft_times.append(time)
             self._counts.draft_latencies.add(time.draft_latency_ms / 1e3)
@@ -348,59 +345,10 @@ class VerifySession:
         """Tokens that were kept of the chains that were waited for, on average."""
         return self._accepted_per_chain.get(1.0)
 
-    # A round that begins before its draft is known.
-
-    def can_follow(self, base_len: int) -> bool:
-        """Returns True if the next round may verify a chain that the host does not know yet, and that follows so many
-        committed tokens."""
-        generation = self.session
-        # There is nothing but the chain, and nothing else is read of its rows.
-        is_chain = not (generation.tree.root.children or self.choice.strategy.retrieval or generation.decides_by_ratio)
-        is_alone = generation.is_as_drawn and generation.spec.report.logprobs is None and self.num_missing == 1
-        return self.takes_turns and is_chain and is_alone and base_len == len(generation.committed)
-
-    def follow(self, depth: int, width: int) -> None:
-        """Takes nodes for the next round whose tokens are not known yet: a chain, and behind all of it, for each of
-        its nodes in turn, some that stand beside it."""
-        chain: list[Node] = []
-        beside: list[Node] = []
-        parent = self.session.tree.root
-        for _ in range(depth):
-            position = parent.position + 1
-            nodes = [Node(NOT_KNOWN, position, parent, 0.0, Source.DRAFT, NodeState.LIVE) for _ in range(1 + width)]
-            parent = nodes[0]
-            chain.append(parent)
-            beside += nodes[1:]
-        self.nodes, self._follows = chain + beside, True
-
-    def settle(self, found: Sequence[Sequence[TokenId]], depth: int, width: int) -> list[int]:
-        """Takes in what the nodes of a round are that began before they were known; see `follow`.
-
-        Args:
-            found: The best tokens of each step of the chain, the one that it goes on with first.
-            depth: Nodes of the chain.
-            width: Nodes beside each of them.
-
-        Returns:
-            The rows of the round that mean something: that of the last committed token, and one for each node.
-        """
-        tree = self.session.tree
-        parents, nodes, rows = [tree.root], list[Node](), [0]
-        # Also what the drafter has not told of: it was verified.
-        for row, best in enumerate(found[:depth], start=1):
-            node = tree.add(parents[-1], best[0], UNTOLD_LOGPROB, Source.DRAFT)
-            if node is None:
-                break  # no token
-            parents.append(node)
-            nodes.append(node)
-            rows.append(row)
-        for step, (parent, best) in enumerate(zip(parents, found[:depth], strict=False)):
-            for row, token_id in enumerate(best[1 : 1 + width], start=1 + depth + step * width):
-                if (node := tree.add(parent, token_id, UNTOLD_LOGPROB, Source.DRAFT)) is not None:
-                    nodes.append(node)
-                    rows.append(row)
-        self.nodes, self._rows = nodes, rows
-        return rows
+    def ends_with(self, token_ids: Sequence[TokenId]) -> bool:
+        """Returns True if a round ends the text that commits these tokens."""
+        session = self.session
+        return len(token_ids) >= session.num_wanted or not session.spec.stop_token_ids.isdisjoint(token_ids)
 
     @property
     def _waiting(self) -> Waiting:
@@ -521,7 +469,7 @@ class VerifySession:
         verdict = session.apply(nodes, draws)
         # Committed tokens fill the slots below `length`; row 0 is the last of them, so row 1 lies at `length`.
         if not is_ahead:
-            rows = verdict.accepted_rows if self._rows is None else [self._rows[row] for row in verdict.accepted_rows]
+            rows = verdict.accepted_rows if self.rows is None else [self.rows[row] for row in verdict.accepted_rows]
             self.cache.keep(length, [length + row - 1 for row in rows])
         if session.statistics.num_rounds == 1:
             # From now on others find the prompt, while this session goes on behind it.
@@ -577,7 +525,7 @@ class VerifySession:
     def _begin_round(self, now: float) -> None:
         """Prepares the next round: what is known in process continues the commit at once."""
         self.nodes, self.skips_draft, self.expected = [], False, None
-        self._rows, self._follows = None, False
+        self.rows, self.begins_early = None, False
         self._committed_at, self._waiting_since, self.ready_since, self._is_answered = now, None, None, False
         if self._retrieval is not None:
             self._retrieval.begin_round()

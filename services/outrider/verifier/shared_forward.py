@@ -2,17 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from outrider.core.costs import HOLD_SHARE
+from outrider.core.costs import HOLD_SHARE, Contexts
 from outrider.core.reports import TokenLogprobs
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.models.logprobs import begin_drawn_logprobs, without_prompts
 from outrider.models.packing import Segment
-from outrider.models.ratio import Round
+from outrider.models.ratio import PendingRounds, Round
 from outrider.models.sampling import DrawnTokens, Logits, begin_most_probable
+from outrider.models.timing import Timing
+from outrider.verifier.rounds_behind_drafts import RoundBehind
 from outrider.verifier.session import VerifySession
+
+
+class AskedTimes(NamedTuple):
+    """Holds the times of a forward that the device has been asked for."""
+
+    timing: Timing
+    started: float
+    """Time at which the step began."""
+    timed: float
+    """Time from which `timing` measures, if the device had nothing else to do then."""
+    asked: float
+    """Time at which the device had been asked."""
+
+
+class AskedForward(NamedTuple):
+    """A forward that the device has been asked for, and for the draws behind it."""
+
+    work: Sequence[VerifySession]
+    segments: Sequence[Segment]
+    """Rows of each session."""
+    drawing: Sequence[VerifySession]
+    """Those of the sessions that get a verdict."""
+    rounds: Sequence[Round]
+    """For each of these, how it is drawn for."""
+    contexts: Contexts
+    logits: Logits
+    """Those that are drawn from."""
+    draws: PendingRounds
+    next_tokens: Callable[[], Sequence[list[Follower]]]
+    """Waits for the most probable next tokens of every row: none for rows of whose sessions nobody wants them, an empty
+    list if none does."""
+    logprobs: Callable[[], Sequence[TokenLogprobs | None]]
+    """Waits for the log-probabilities of draws: for each round its token's, None where they are found behind the
+    verdict. Empty if they all are."""
+    times: AskedTimes
+    num_rows_of_others: int = 0
+    """Rows of the forward of other sessions that the device was at when it was asked for this one. 0 if it was not."""
+    void: Collection[VerifySession] = ()
+    """Those of the sessions whose rows mean nothing: the host has drawn other tokens for them."""
+    behind: RoundBehind | None = None
+    """What its rows are, if it was asked for behind a draft that the host did not know yet."""
 
 
 def ready_sessions(

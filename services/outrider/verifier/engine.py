@@ -433,10 +433,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         started, segments = time.perf_counter(), behind.segments()
         if not all(map(self._has_free_room, segments)) or not draft.claim():
             return None
-        draft.tokens.wait()
-        rounds = [round_of(session) for session in running]
-        drawn = draft.tokens.token_ids.flatten()
-        return self._ask(running, segments, running, rounds, started, drawn)._replace(behind=behind)
+        rounds, tokens = [round_of(session) for session in running], behind.tokens()
+        return self._ask(running, segments, running, rounds, started, tokens)._replace(behind=behind)
 
     def _ask_for_others(self, forward: AskedForward) -> AskedForward | None:
         """Asks a device for the forward of all sessions that are not in the one that it is at, if they are ready and

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from outrider.core.costs import Contexts
 from outrider.core.params import Source
 from outrider.core.retrieval.ngrams import Follower
@@ -32,8 +35,8 @@ UNTOLD_LOGPROB = -3.0
 
 
 class RowsBehind(NamedTuple):
-    """Describes the rows of a session behind a draft: its last token, a chain, and then the tokens beside each of the
-    chain's."""
+    """Describes the rows of a session behind a draft: its last token, a chain, then the tokens beside each of the
+    chain's, and what else is to be verified."""
 
     chain: int
     """Number of its chain in the draft."""
@@ -41,6 +44,8 @@ class RowsBehind(NamedTuple):
     """Length of the chain."""
     width: int
     """Tokens beside each of the chain's."""
+    known: Sequence[Node]
+    """Nodes of the tree that are verified together with them."""
 
     def beside(self, step: int) -> range:
         """Returns the rows of the tokens beside the one that a step has found, the steps counted from 0."""
@@ -48,7 +53,7 @@ class RowsBehind(NamedTuple):
         return range(first, first + self.width)
 
     def nodes(self, root: Node) -> list[Node]:
-        """Makes nodes that stand for the tokens until they are known; they are none of the tree's."""
+        """Makes the nodes of the rows. Those that stand for tokens until they are known are none of the tree's."""
         chain: list[Node] = []
         beside: list[Node] = []
         parent = root
@@ -60,13 +65,15 @@ class RowsBehind(NamedTuple):
             parent = nodes[0]
             chain.append(parent)
             beside += nodes[1:]
-        return chain + beside
+        return [*chain, *beside, *self.known]
 
-    def places(self, draft: PendingDraft) -> list[int]:
-        """Returns where the tokens of the rows are among those of the draft."""
+    def places(self, draft: PendingDraft, first_known: int) -> list[int]:
+        """Returns where the tokens of the rows are among those of the draft, which known ones follow: this session's
+        from `first_known` on."""
         steps = range(1, self.depth + 1)
         beside = [draft.place(self.chain, step, rank) for step in steps for rank in range(1, self.width + 1)]
-        return [draft.place(self.chain, step) for step in range(self.depth + 1)] + beside
+        known = range(first_known, first_known + len(self.known))
+        return [*(draft.place(self.chain, step) for step in range(self.depth + 1)), *beside, *known]
 
     def settled(self, session: VerifySession, found: Sequence[Sequence[TokenId]]) -> tuple[list[Node], list[int]]:
         """Finds out what the rows are, when the tokens are known.
@@ -80,20 +87,21 @@ class RowsBehind(NamedTuple):
             Nodes of its tree, and the rows of the last committed token and of each of these.
         """
         tree = session.session.tree
-        parents, nodes, rows = [tree.root], list[Node](), [0]
+        parents, rows = [tree.root], dict[Node, int]()
         for row, best in enumerate(found[: self.depth], start=1):
             node = tree.add(parents[-1], best[0], UNTOLD_LOGPROB, Source.DRAFT)
             if node is None:
                 break  # there is no such token
             parents.append(node)
-            nodes.append(node)
-            rows.append(row)
+            rows[node] = row
         for step, (parent, best) in enumerate(zip(parents, found[: self.depth], strict=False)):
             for row, token_id in zip(self.beside(step), best[1:], strict=False):
                 if (node := tree.add(parent, token_id, UNTOLD_LOGPROB, Source.DRAFT)) is not None:
-                    nodes.append(node)
-                    rows.append(row)
-        return nodes, rows
+                    rows[node] = row
+        for row, node in enumerate(self.known, start=1 + self.depth * (1 + self.width)):
+            # What the draft model has found, too, has two rows, of which the first counts: parents stay in front.
+            rows.setdefault(node, row)
+        return list(rows), [0, *rows.values()]
 
     def kept(self, found: Sequence[Sequence[TokenId]], draws: Sequence[TokenId]) -> list[TokenId]:
         """Returns the tokens that a round commits if nothing ends its text.
@@ -119,13 +127,24 @@ class RoundBehind(NamedTuple):
     rows: Mapping[VerifySession, RowsBehind]
 
     def segments(self) -> list[Segment]:
-        """Lays out the rows of the sessions; their token ids are places among the draft's tokens."""
-        segments = []
+        """Lays out the rows of the sessions; their token ids are places among `tokens`."""
+        segments, first_known = [], self.draft.tokens.token_ids.numel()
         for session, rows in self.rows.items():
             session.nodes, session.begins_early = rows.nodes(session.session.tree.root), True
             segment = session.segment(0, len(session.nodes))
-            segments.append(segment._replace(token_ids=rows.places(self.draft)))
+            segments.append(segment._replace(token_ids=rows.places(self.draft, first_known)))
+            first_known += len(rows.known)
         return segments
+
+    def tokens(self) -> Tensor:
+        """Returns the draft's tokens, and behind them those that are known: int32 [tokens], on the device. What it is
+        asked for from now on waits for the draft."""
+        drafted = self.draft.tokens.token_ids
+        known = [node.token_id for rows in self.rows.values() for node in rows.known]
+        # Before the device is told to wait: it is copied at once.
+        on_device = torch.tensor(known, dtype=drafted.dtype).to(drafted.device) if known else None
+        self.draft.tokens.wait()
+        return drafted.flatten() if on_device is None else torch.cat([drafted.flatten(), on_device])
 
     def found(self, session: VerifySession) -> Sequence[Sequence[TokenId]]:
         """Returns the best tokens of each step of a session's chain, none where the draft model has failed."""
@@ -154,35 +173,34 @@ class RoundsBehindDrafts:
             max_num_nodes: Most nodes of each.
         """
         numbers = {start.session_id: number for number, start in enumerate(draft.starts)}
-        chains: dict[VerifySession, int] = {}
-        depths: list[int] = []
+        rows: dict[VerifySession, RowsBehind] = {}
         for session in sessions:
             number = numbers.get(session.session.spec.session_id)
             if number is None or not _can_follow(session, draft.starts[number].base_len):
                 return None
-            chains[session] = number
-            depths.append(min(draft.num_steps, session.session.max_chain_len, _limit(session, max_num_nodes)))
-        if len(numbers) > len(sessions) or not any(depths):
+            depth = min(draft.num_steps, session.session.max_chain_len, _limit(session, max_num_nodes))
+            rows[session] = RowsBehind(number, depth, 0, ())
+        if len(numbers) > len(sessions) or not any(each.depth for each in rows.values()):
             return None
-        width = self._width(sessions, depths, max_num_nodes)
-        rows = zip(chains.items(), depths, strict=True)
-        return RoundBehind(draft, {session: RowsBehind(chain, depth, width) for (session, chain), depth in rows})
+        for session, each in rows.items():
+            known = session.known_nodes()[: _limit(session, max_num_nodes) - each.depth]
+            rows[session] = each._replace(known=known)
+        width = self._width(rows, max_num_nodes)
+        return RoundBehind(draft, {session: each._replace(width=width) for session, each in rows.items()})
 
-    def _width(self, sessions: Sequence[VerifySession], depths: Sequence[int], max_num_nodes: int) -> int:
+    def _width(self, rows: Mapping[VerifySession, RowsBehind], max_num_nodes: int) -> int:
         """Returns how many tokens beside each of the chains' bring most in their time."""
-        contexts = Contexts(sum(session.cache.length for session in sessions), len(sessions))
-        num_tokens = sum(1 + session.accepted_per_chain for session in sessions)
-        rates = []
+        contexts = Contexts(sum(session.cache.length for session in rows), len(rows))
+        num_tokens = sum(1 + session.accepted_per_chain for session in rows)
+        rates: list[float] = []
         for width in range(NUM_BEST):
-            if any(
-                depth * (1 + width) > max(depth, _limit(session, max_num_nodes))
-                for session, depth in zip(sessions, depths, strict=True)
-            ):
+            num_nodes = [each.depth * (1 + width) + len(each.known) for each in rows.values()]
+            limits = [_limit(session, max_num_nodes) for session in rows]
+            if width and any(count > limit for count, limit in zip(num_nodes, limits, strict=True)):
                 break
             if width:
-                num_tokens += len(sessions) * self._shares[width - 1].get(FIRST_SHARE)
-            num_rows = len(sessions) + sum(depths) * (1 + width)
-            forward_ms = self._timings.forward_times.of(num_rows, contexts)
+                num_tokens += len(rows) * self._shares[width - 1].get(FIRST_SHARE)
+            forward_ms = self._timings.forward_times.of(len(rows) + sum(num_nodes), contexts)
             rates.append(num_tokens / (self._timings.speculator_ms.get(forward_ms) + forward_ms))
         return rates.index(max(rates))
 
@@ -196,8 +214,8 @@ class RoundsBehindDrafts:
         kept: dict[int, Sequence[TokenId]] = {}
         for session, of_session in draws.items():
             token_ids = behind.rows[session].kept(behind.found(session), of_session)
-            if session.session.may_cut_text:
-                return  # all drafts begin together
+            if session.session.may_cut_text or session.may_skip_draft:
+                return  # that is decided behind the verdicts; and all drafts begin together
             if not session.ends_with(token_ids):
                 kept[behind.rows[session].chain] = token_ids
         if kept:
@@ -235,10 +253,10 @@ def _can_follow(session: VerifySession, base_len: int) -> bool:
     """Returns True if a session's next round may verify a chain that the host does not know yet, and that follows so
     many committed tokens."""
     generation = session.session
-    # There is nothing but the chain, and nothing else is read of its rows.
-    is_chain = not (generation.tree.root.children or session.choice.strategy.retrieval or generation.decides_by_ratio)
-    is_alone = generation.is_as_drawn and generation.spec.report.logprobs is None and session.num_missing == 1
-    return session.takes_turns and is_chain and is_alone and base_len == len(generation.committed)
+    # Nothing is read of a row before it is known what it is.
+    is_drawn = generation.is_as_drawn and not generation.decides_by_ratio and generation.spec.report.logprobs is None
+    is_next = base_len == len(generation.committed) and session.num_missing == 1
+    return session.takes_turns and is_drawn and is_next
 
 
 def _limit(session: VerifySession, max_num_nodes: int) -> int:

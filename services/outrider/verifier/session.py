@@ -295,7 +295,7 @@ class VerifySession:
         if self.is_prefilling:
             self.ready_since = self.ready_since or now
             return True
-        self.nodes = self._choose_nodes()
+        self.nodes = self.known_nodes()
         # The datastore may have answered with nothing: then there is nothing more to wait for.
         if self._is_worth_verifying() or now >= self.deadline or (self._is_answered and not self.is_drafting):
             self.ready_since = self.ready_since or now
@@ -328,13 +328,18 @@ class VerifySession:
 
     def expected_tokens(self) -> ExpectedTokens | None:
         """Returns what the next round is expected to bring. None means that it needs a draft in any case."""
-        strategy, accepted = self.choice.strategy, self._accepted_per_chain.value
+        accepted = self._accepted_per_chain.value
         # The draft model reads what it was not told of in one forward.
         num_untold = len(self.session.committed) + self.session.max_chain_len + 1 - self._told_len
-        retrieves = strategy.method is Method.BEST_FIRST and strategy.retrieval and num_untold <= MIN_PREFILL_ROWS
-        if retrieves and accepted is not None and not self.session.decides_by_ratio:
-            self.expected = expected_tokens(self.session, self._choose_nodes(), self._timings, accepted)
+        if self.may_skip_draft and num_untold <= MIN_PREFILL_ROWS and accepted is not None:
+            self.expected = expected_tokens(self.session, self.known_nodes(), self._timings, accepted)
         return self.expected
+
+    @property
+    def may_skip_draft(self) -> bool:
+        """True if what is retrieved may take a draft's place in a round."""
+        strategy = self.choice.strategy
+        return strategy.method is Method.BEST_FIRST and strategy.retrieval and not self.session.decides_by_ratio
 
     def skip_draft(self) -> None:
         """Begins the next round without a draft, at once."""
@@ -361,7 +366,8 @@ class VerifySession:
             return False  # draft, then verify: what was retrieved stands behind the draft, not in its place
         return is_worth_verifying(self.session, self.nodes, self._timings, self._accepted_per_chain.get(1.0))
 
-    def _choose_nodes(self) -> list[Node]:
+    def known_nodes(self) -> list[Node]:
+        """Chooses of what is there now the nodes of the next round."""
         return next_nodes(self.session, self._retrieval, self.choice.strategy, self._timings)
 
     def _patience(self) -> float:
@@ -404,7 +410,7 @@ class VerifySession:
             return Segment(self.cache, pending[:max_prefill_rows], num_logits=self.num_prompt_rows)
         # The last piece of a prompt; `is_ready` has chosen no nodes while there was more of it.
         if is_prefilling:
-            self.nodes = self._choose_nodes()
+            self.nodes = self.known_nodes()
         is_crowded_out = bool(self.nodes) and not max_num_nodes
         # Parents come before their children: what is left is a chain or a sub-tree still.
         self.nodes = self.nodes[:max_num_nodes]

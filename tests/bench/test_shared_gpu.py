@@ -33,12 +33,12 @@ def test_a_step_beside_a_forward_is_slow_and_makes_it_longer(monkeypatch: pytest
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + max(seconds, 1e-5)))
     alone = device()
-    alone.wait_for_steps(1, 2)
+    alone.wait(alone.begin_steps(1, 2))
     assert (now[0] - 100.0) * 1e3 == pytest.approx(2.0, abs=0.05)
     shared = device()
     shared.begin(1)
     began, free_at = now[0], shared.free_at
-    shared.wait_for_steps(1, 2)
+    shared.wait(shared.begin_steps(1, 2))
     # 4 ms beside the forward make .8 of 2 ms, the rest comes behind it.
     assert (now[0] - began) * 1e3 == pytest.approx(4.0 + 1.2, abs=0.05)
     assert (shared.free_at - free_at) * 1e3 == pytest.approx(0.8)

@@ -362,8 +362,8 @@ class Recorded:
         self.opened.append((session_id, tuple(committed)))
         self.listeners.append(others[3])
 
-    def commit(self, session_id: str, token_ids: list[int], acknowledged_node_id: int) -> None:
-        self.told.append((session_id, tuple(token_ids), acknowledged_node_id))
+    def commit(self, session_id: str, token_ids: list[int], acknowledged_node_id: int, base_len: int) -> None:
+        self.told.append((session_id, tuple(token_ids), acknowledged_node_id, base_len))
 
     def steer(self, session_id: str, steering: Steering) -> None:
         self.told.append((session_id, steering))
@@ -388,7 +388,7 @@ async def test_a_commit_has_the_tokens_since_the_last_one_and_the_latest_node_th
     text += [7, 8]
     session.commit()
     session.commit()
-    assert drafter.told == [(name, (3,), 0), (name, (7, 8), 2)]
+    assert drafter.told == [(name, (3,), 0, 2), (name, (7, 8), 2, 3)]
 
 
 async def test_commits_of_a_pause_are_joined_and_told_when_it_goes_on() -> None:
@@ -401,7 +401,7 @@ async def test_commits_of_a_pause_are_joined_and_told_when_it_goes_on() -> None:
         session.commit()
     session.steer(GO_ON)
     first, rest = tuple(text[2 : 2 + MAX_PAUSED_TOKENS]), tuple(text[2 + MAX_PAUSED_TOKENS :])
-    assert drafter.told == [(name, PAUSE), (name, first, 0), (name, GO_ON), (name, rest, 0)]
+    assert drafter.told == [(name, PAUSE), (name, first, 0, 2), (name, GO_ON), (name, rest, 0, 2 + MAX_PAUSED_TOKENS)]
 
 
 async def test_what_was_not_told_before_is_not_told_with_a_steering_but_with_the_next_commit() -> None:
@@ -412,7 +412,7 @@ async def test_what_was_not_told_before_is_not_told_with_a_steering_but_with_the
     session.steer(GO_ON)
     text.append(4)
     session.commit()
-    assert drafter.told == [(name, GO_ON), (name, (3, 4), 0)]
+    assert drafter.told == [(name, GO_ON), (name, (3, 4), 0, 2)]
 
 
 async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones_drafts_are_dropped() -> None:

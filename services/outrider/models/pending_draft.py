@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from outrider.core.tree import TokenId
 
+TokensOnDevice = Tensor
+"""Whole numbers [tokens]: token ids, below 0 where the host has to draw."""
 MAX_WAIT_S = 0.005
 """Longest that a target waits for the draft model's thread, which may be at something else."""
 NUM_BEST = 3
@@ -78,6 +81,15 @@ class PendingDraft:
             rank: 0 for the best token of the step.
         """
         return (step * self.tokens.token_ids.shape[1] + chain) * NUM_BEST + rank
+
+    def tokens_with(self, others: Sequence[TokenId]) -> TokensOnDevice:
+        """Returns all tokens of the draft, and others behind them. What the calling thread asks the device for from now
+        on waits for the draft."""
+        drafted = self.tokens.token_ids
+        # Before the device waits: a copy from memory that is not pinned is waited for here.
+        on_device = torch.tensor(others, dtype=drafted.dtype).to(drafted.device) if others else None
+        self.tokens.wait()
+        return drafted.flatten() if on_device is None else torch.cat([drafted.flatten(), on_device])
 
     def claim(self) -> bool:
         """Takes it to verify it. Returns False if it has ended: then the draft is told of as any other."""

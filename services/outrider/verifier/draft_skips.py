@@ -49,9 +49,8 @@ class DraftSkips:
         """Tokens that rounds brought, as a share of those expected: by whether they skipped a draft, and are greedy."""
         self._num_in_a_row = 0
 
-    def choose(self, sessions: Sequence[SkippingSession], round_ms: float, draft_ms: float | None) -> bool:
-        """Begins the next rounds of all sessions without drafts if that brings more tokens in its time. Returns True
-        then.
+    def choose(self, sessions: Sequence[SkippingSession], round_ms: float, draft_ms: float | None) -> None:
+        """Begins the next rounds of all sessions without drafts if that brings more tokens in its time.
 
         Args:
             sessions: All that share a forward; at least one.
@@ -63,7 +62,6 @@ class DraftSkips:
         if skips:
             for session in sessions:
                 session.skip_draft()
-        return skips
 
     def _pays(self, sessions: Sequence[SkippingSession], round_ms: float, draft_ms: float) -> bool:
         with_drafts = at_once = 0.0
@@ -71,13 +69,16 @@ class DraftSkips:
             expected = session.expected_tokens()
             if expected is None:
                 return False
-            with_drafts += expected.with_draft * self._share(expected.is_greedy, skips=False)
-            at_once += expected.at_once * self._share(expected.is_greedy, skips=True)
+            with_drafts += expected.with_draft * self._share(expected.is_greedy, skips=False).get(1.0)
+            at_once += expected.at_once * self._share(expected.is_greedy, skips=True).get(1.0)
         return at_once * (round_ms + draft_ms) > with_drafts * round_ms
 
-    def _share(self, is_greedy: bool, *, skips: bool) -> float:
-        mean = self._shares.get((skips, is_greedy))
-        return 1.0 if mean is None else mean.get(1.0)
+    def _share(self, is_greedy: bool, *, skips: bool) -> RunningMean:
+        """Returns the mean of what such rounds brought, as a share of what was expected of them."""
+        if (skips, is_greedy) not in self._shares:
+            mean = self._shares[skips, is_greedy] = RunningMean(LEARNING_RATE)
+            mean.add(1.0)
+        return self._shares[skips, is_greedy]
 
     def learn(self, expected: ExpectedTokens, num_tokens: int, *, has_skipped: bool) -> None:
         """Learns from a round.
@@ -87,8 +88,5 @@ class DraftSkips:
             num_tokens: Tokens that it brought.
             has_skipped: True if it began without a draft.
         """
-        mean = self._shares.get((has_skipped, expected.is_greedy))
-        if mean is None:
-            mean = self._shares[has_skipped, expected.is_greedy] = RunningMean(LEARNING_RATE)
-            mean.add(1.0)
-        mean.add(num_tokens / (expected.at_once if has_skipped else expected.with_draft))
+        share = self._share(expected.is_greedy, skips=has_skipped)
+        share.add(num_tokens / (expected.at_once if has_skipped else expected.with_draft))

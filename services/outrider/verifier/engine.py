@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-
-from torch import Tensor
 
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import Contexts, ForwardTimes
@@ -21,11 +19,12 @@ from outrider.core.reports import TokenLogprobs
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
+from outrider.core.tree import TokenId
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs
 from outrider.models.packing import Segment
-from outrider.models.pending_draft import PendingDraft
+from outrider.models.pending_draft import PendingDraft, TokensOnDevice
 from outrider.models.prefill import PrefillTurns
 from outrider.models.ratio import Round, begin_rounds, draws_of
 from outrider.models.residency import Residency
@@ -260,7 +259,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         drawing: Sequence[VerifySession],
         rounds: Sequence[Round],
         started: float,
-        drawn: Tensor | None = None,
+        drawn: TokensOnDevice | None = None,
     ) -> AskedForward:
         """Asks the device for a forward, and for all that is read of it; waits for nothing.
 
@@ -270,7 +269,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             drawing: Those of the sessions that get a verdict.
             rounds: For each of these, how it is drawn for.
             started: Time at which the step began.
-            drawn: Whole numbers [draws]: tokens that the device has, or is at. None means that token ids are known.
+            drawn: Tokens that the device has, or is at. None means that token ids are known.
         """
         contexts = Contexts(sum(segment.cache.length for segment in segments), len(segments))
         known = draws_of(rounds)
@@ -304,14 +303,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._idle_since = known_at if forward.drawing and self._ahead is None else None
         self._micro_batches.begin_host_time(known_at, forward.drawing)
         going_on = self._going_on(forward)
-        next_tokens = forward.next_tokens()
-        logprobs = forward.logprobs() or [None] * len(forward.drawing)
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
         forward_ms = forward.times.timing.elapsed_ms() if forward.drawing else 0.0
-        # It has begun when it was asked for, or behind the one before, or behind the draft.
-        drafted_at = 0.0 if forward.behind is None else forward.behind.draft.ended_at
-        self._done_at = max(self._done_at, forward.times.timed, drafted_at) + forward_ms / 1e3
+        # It has begun when it was asked for, or behind the one before, or behind its draft.
+        self._done_at = max(self._done_at, forward.times.timed, forward.drafted_at) + forward_ms / 1e3
         if self._ahead is not None:
             self.counts.gaps.add(max(0.0, self._ahead.times.asked - self._done_at))
         # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
@@ -321,10 +317,42 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         is_typical = is_decoding(forward.work, forward.segments)
         num_rows = self._measure(forward, forward_ms, is_typical=is_typical)
         self._timings.set_others(num_rows, forward.num_rows_of_others, forward_ms)
-        started = max(forward.times.started, drafted_at)
         # Where these sessions have to be asked for again, the loop is told when that is done.
-        first_row, is_urgent = 0, not self.works_on or bool(going_on)
+        is_urgent = not self.works_on or bool(going_on)
         verdicts: list[tuple[VerifySession, Verdict]] = []
+        try:
+            verdicts.extend(self._judged(forward, draws, forward_ms, now, num_rows, going_on))
+        finally:
+            # Also those before one that fails the step.
+            self._skip_drafts([session for session, verdict in verdicts if verdict.finish_reason is None])
+            for session, verdict in verdicts:
+                is_urgent = self._take_verdict(session, verdict) or is_urgent
+        self._end_step(forward.drawing, now, is_typical=is_typical)
+        if is_urgent:
+            self._deliver()
+
+    def _judged(
+        self,
+        forward: AskedForward,
+        draws: Sequence[list[TokenId]],
+        forward_ms: float,
+        now: float,
+        num_rows: int,
+        going_on: Collection[VerifySession],
+    ) -> Iterator[tuple[VerifySession, Verdict]]:
+        """Makes the verdicts of a forward.
+
+        Args:
+            forward: The forward.
+            draws: The target's tokens for the rows of each session.
+            forward_ms: Time of the forward.
+            now: Time at which its draws were there.
+            num_rows: Rows of the forward.
+            going_on: Sessions whose next row is in the cache already.
+        """
+        next_tokens, first_row = forward.next_tokens(), 0
+        logprobs = forward.logprobs() or [None] * len(forward.drawing)
+        started = max(forward.times.started, forward.drafted_at)
         for session, round_, token_ids, known in zip(forward.drawing, forward.rounds, draws, logprobs, strict=True):
             rows = slice(first_row, first_row + len(round_.output_indices))
             first_row = rows.stop
@@ -346,24 +374,21 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 verdict = verdict._replace(logprobs=_logprobs(session, forward.logits[rows], round_, verdict, known))
             if expected is not None:
                 self._draft_skips.learn(expected, 1 + verdict.num_accepted, has_skipped=has_skipped)
-            verdicts.append((session, verdict))
-        self._skip_drafts([session for session, verdict in verdicts if verdict.finish_reason is None])
-        for session, verdict in verdicts:
-            is_urgent = self._take_verdict(session, verdict) or is_urgent
-        self._end_step(forward.drawing, now, is_typical=is_typical)
-        if is_urgent:
-            self._deliver()
+            yield session, verdict
 
     def _skip_drafts(self, going_on: Sequence[VerifySession]) -> None:
         """Has sessions that take turns with the draft model begin their next rounds without drafts, if that brings more
         tokens in its time than the drafts would."""
+        # First what nobody has who does not draft: this is asked in every step.
+        if not going_on or not all(session.may_skip_draft and session.takes_turns for session in going_on):
+            return
         # Who reads a prompt waits for no draft.
         others = [each for each in self.residency.residents if not (each.is_paused or each.is_prefilling)]
-        sharing = [session for session in others if session.session.finish_reason is None]
-        if sharing and set(sharing) == set(going_on) and all(session.takes_turns for session in sharing):
+        sharing = {session for session in others if session.session.finish_reason is None}
+        if sharing == set(going_on):
             timings = self._timings
             round_ms = timings.forward_ms.get(0.0) + timings.overhead_ms(Activity.DRAFTING)
-            self._draft_skips.choose(sharing, round_ms, timings.speculator_ms.value)
+            self._draft_skips.choose(going_on, round_ms, timings.speculator_ms.value)
 
     def _take_verdict(self, session: VerifySession, verdict: Verdict) -> bool:
         """Takes a verdict to tell the loop of; returns True if that is urgent."""

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from outrider.core.costs import Contexts
 from outrider.core.params import Source
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Node, NodeState, TokenId
 from outrider.models.packing import Segment
-from outrider.models.pending_draft import NUM_BEST, PendingDraft
+from outrider.models.pending_draft import NUM_BEST, PendingDraft, TokensOnDevice
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 
@@ -136,15 +133,9 @@ class RoundBehind(NamedTuple):
             first_known += len(rows.known)
         return segments
 
-    def tokens(self) -> Tensor:
-        """Returns the draft's tokens, and behind them those that are known: int32 [tokens], on the device. What it is
-        asked for from now on waits for the draft."""
-        drafted = self.draft.tokens.token_ids
-        known = [node.token_id for rows in self.rows.values() for node in rows.known]
-        # Before the device is told to wait: it is copied at once.
-        on_device = torch.tensor(known, dtype=drafted.dtype).to(drafted.device) if known else None
-        self.draft.tokens.wait()
-        return drafted.flatten() if on_device is None else torch.cat([drafted.flatten(), on_device])
+    def tokens(self) -> TokensOnDevice:
+        """Returns the draft's tokens and those that are known, see `PendingDraft.tokens_with`."""
+        return self.draft.tokens_with([node.token_id for rows in self.rows.values() for node in rows.known])
 
     def found(self, session: VerifySession) -> Sequence[Sequence[TokenId]]:
         """Returns the best tokens of each step of a session's chain, none where the draft model has failed."""

@@ -56,7 +56,13 @@ class AskedForward(NamedTuple):
     void: Collection[VerifySession] = ()
     """Those of the sessions whose rows mean nothing: the host has drawn other tokens for them."""
     behind: RoundBehind | None = None
-    """What its rows are, if it was asked for behind a draft that the host did not know yet."""
+    """The rows of a forward that was asked for behind a draft that the host did not know yet. None means that the host
+    knew all of its tokens."""
+
+    @property
+    def drafted_at(self) -> float:
+        """Time at which that draft was there. 0 means that there is none."""
+        return 0.0 if self.behind is None else self.behind.draft.ended_at
 
 
 def ready_sessions(

@@ -348,8 +348,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
         first_indices = [session.output_indices(expansion)[0] for session, _, expansion in work]
         pending: list[PendingDraft] = []
         is_shown = is_alone and self._may_be_claimed(work, length)
-        shown_to = pending if is_shown else None
-        found = self._runner.draft(segments, params, first_indices, length, partial(self._begun, work, shown_to))
+        begun = partial(self._begun, work, pending if is_shown else None)
+        is_looked_for = is_shown or self._awaited is not None
+        found = self._runner.draft(segments, params, first_indices, length, begun if is_looked_for else None)
         is_claimed = any(draft.end(list(map(_settled, found))) for draft in pending)
         forward_us = (time.perf_counter() - started) * 1e6 / length
         unsettled = [number for number, of_steps in enumerate(found) if of_steps[0] is None]

@@ -453,11 +453,14 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         if not self.works_on or not running:
             return None
         behind = self._behind_drafts.plan(draft, running, self._max_num_nodes(len(running)))
-        if behind is None:
+        if behind is None or not draft.claim():
             return None
-        started, segments = time.perf_counter(), behind.segments()
-        if not all(map(self._has_free_room, segments)) or not draft.claim():
-            return None
+        started = time.perf_counter()
+        segments = behind.begin(started)
+        if not all(map(self._has_free_room, segments)):
+            return None  # nothing is taken from others: the draft is told of as any other
+        self._idle_since = None  # the device is at the draft
+        self._micro_batches.forget_host_time()
         rounds, tokens = [round_of(session) for session in running], behind.tokens()
         return self._ask(running, segments, running, rounds, started, tokens)._replace(behind=behind)
 

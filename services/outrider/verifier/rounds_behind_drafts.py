@@ -123,11 +123,11 @@ class RoundBehind(NamedTuple):
     draft: PendingDraft
     rows: Mapping[VerifySession, RowsBehind]
 
-    def segments(self) -> list[Segment]:
-        """Lays out the rows of the sessions; their token ids are places among `tokens`."""
+    def begin(self, now: float) -> list[Segment]:
+        """Begins the round; returns the rows of the sessions, whose token ids are places among `tokens`."""
         segments, first_known = [], self.draft.tokens.token_ids.numel()
         for session, rows in self.rows.items():
-            session.nodes, session.begins_early = rows.nodes(session.session.tree.root), True
+            session.begin_early(rows.nodes(session.session.tree.root), now)
             segment = session.segment(0, len(session.nodes))
             segments.append(segment._replace(token_ids=rows.places(self.draft, first_known)))
             first_known += len(rows.known)
@@ -204,11 +204,12 @@ class RoundsBehindDrafts:
         """
         kept: dict[int, Sequence[TokenId]] = {}
         for session, of_session in draws.items():
-            token_ids = behind.rows[session].kept(behind.found(session), of_session)
-            if session.session.may_cut_text or session.may_skip_draft:
-                return  # that is decided behind the verdicts; and all drafts begin together
+            rows = behind.rows[session]
+            if session.session.may_cut_text or session.may_skip_draft or rows.known:
+                return  # what is kept is known with the verdict; and all drafts begin together
+            token_ids = rows.kept(behind.found(session), of_session)
             if not session.ends_with(token_ids):
-                kept[behind.rows[session].chain] = token_ids
+                kept[rows.chain] = token_ids
         if kept:
             behind.draft.go_on(kept)
 

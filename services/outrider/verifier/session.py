@@ -130,8 +130,7 @@ class VerifySession:
         self.nodes: list[Node] = []
         """Nodes that it verifies: a chain, or a sub-tree, the most probable path first."""
         self.begins_early = False
-        """True if it has begun behind a draft that the host does not know yet: its nodes are none of the tree's then
-        (`outrider.verifier.rounds_behind_drafts`)."""
+        """True if it has begun by `begin_early`."""
         self.rows: Sequence[int] | None = None
         """Numbers of its rows that are those of the last committed token and of the nodes. None means that all are."""
         self.ready_since: float | None = None
@@ -303,6 +302,12 @@ class VerifySession:
         if self._waiting_since is None:
             self._waiting_since = now
         return False
+
+    def begin_early(self, nodes: list[Node], now: float) -> None:
+        """Takes the nodes of a round that begins behind a draft that the host does not know yet. Those that it brings
+        are none of the tree's (`outrider.verifier.rounds_behind_drafts`)."""
+        self.nodes, self.begins_early = nodes, True
+        self._waiting_since = self._waiting_since or now
 
     @property
     def deadline(self) -> float:

@@ -112,13 +112,16 @@ async def running_verifier(
     max_prompt_tokens: int = 0,
     model: LoadedModel | None = None,
     draft: LoadedModel | None = None,
+    device: str = "cpu",
 ) -> AsyncIterator[RunningVerifier]:
     """A verifier with the demo target or `model`, on a free port, and with the draft model in its process, if one is
-    given. Neither is measured, so that tests begin at once."""
+    given. Neither is measured, so that tests begin at once. `device` is that of both."""
     settings = VerifierSettings.model_validate(
         {
             "speculator": speculator,
             "drafter": "speculator" if draft is None else "in-process",
+            "device": device,
+            "draft_device": device,
             "datastore": datastore,
             "default_method": "off",
             "num_speculative_tokens": 8,

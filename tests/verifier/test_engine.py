@@ -191,6 +191,17 @@ def test_a_failure_is_told_behind_the_verdicts_so_far(engine: Engine, late: list
     assert late[-2:] == ["told of 1", "failed"]
 
 
+def test_verdicts_before_one_that_fails_its_step_are_told(
+    engine: Engine, late: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [add_session(engine, Method.OFF, 3, 2, PENALISED) for _ in range(3)]
+    monkeypatch.setattr(sessions[2], "apply", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.step(sessions)
+    engine.settle()
+    assert late[-1] == "told of 2"
+
+
 def test_the_loop_is_told_at_once_where_somebody_drafts(engine: Engine, late: list[str]) -> None:
     session = add_session(engine, Method.BEST_FIRST, 3, 2)
     session.attach()

@@ -123,3 +123,56 @@ def test_a_loop_says_nothing_of_steps_beyond_its_own() -> None:
         choice.choose([8])
         choice.observe(8, now + 5 * STEP_S, now + 13 * STEP_S, num_used=8, goes_on=False)
     assert choice.choose([4, 8, 12]) == 12
+
+
+def begin(choice: LoopChoice, now: float, *, goes_on: bool, is_cut: bool = False) -> None:
+    """Makes a loop of four steps that begins a chain, and would go on or not."""
+    choice.choose([4, 8])
+    choice.observe(4, now, now + 4 * STEP_S, num_used=4, goes_on=goes_on, is_cut=is_cut)
+
+
+def test_chains_mostly_end_with_a_loop_until_more_of_them_have_gone_on() -> None:
+    choice = LoopChoice()
+    choice.choose([4, 8])
+    assert choice.mostly_ends(4)
+    for now in range(10):
+        begin(choice, now, goes_on=False)
+    ended = [True]
+    for now in range(10, 20):
+        begin(choice, now, goes_on=True, is_cut=True)
+        choice.choose([4, 8])
+        ended.append(choice.mostly_ends(4))
+    # Seven of ten, as the latest count more.
+    assert ended == [True] * 7 + [False] * 4
+    for now in range(20, 40):
+        begin(choice, now, goes_on=False)
+    choice.choose([4, 8])
+    assert choice.mostly_ends(4)
+
+
+def test_chains_mostly_end_with_the_longest_loop_that_there_is() -> None:
+    choice = LoopChoice()
+    for now in range(10):
+        begin(choice, now, goes_on=True, is_cut=True)
+    choice.choose([4, 8])
+    assert (choice.mostly_ends(4), choice.mostly_ends(8)) == (False, True)
+
+
+def test_a_loop_that_goes_on_with_a_chain_is_none_that_mostly_ends_it() -> None:
+    choice = LoopChoice()
+    for now in range(10):
+        begin(choice, now, goes_on=False)
+    begin(choice, 10.0, goes_on=True)
+    choice.choose([4, 8])
+    assert not choice.mostly_ends(4)
+    assert not choice.mostly_ends(8)
+
+
+def test_a_loop_that_is_cut_leaves_no_gap_behind_it_but_counts_as_one_that_goes_on() -> None:
+    choice = LoopChoice()
+    for now in range(10):
+        begin(choice, now, goes_on=True, is_cut=True)
+    assert choice._gap_s.value is None, "what comes next begins another chain"
+    # All of these chains would have been worth eight steps.
+    assert choice.choose([4, 8]) == 8
+    assert not choice.mostly_ends(4)

@@ -121,7 +121,7 @@ async def running_verifier(
             "speculator": speculator,
             "drafter": "speculator" if draft is None else "in-process",
             "device": device,
-            "draft_device": device,
+            **({} if draft is None else {"draft_device": device}),
             "datastore": datastore,
             "default_method": "off",
             "num_speculative_tokens": 8,

@@ -81,7 +81,7 @@ class Asynchronous:
         self.draws: RowDraws | None = None
         self.unsettled: list[int] = []
         """Rows of the next forward that is read that the host draws for."""
-        monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
+        monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward, vocab_size=1000))
         monkeypatch.setattr(engine, "stopwatch", self)
         monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
         monkeypatch.setattr("outrider.verifier.engine.begin_rounds", self._begin)

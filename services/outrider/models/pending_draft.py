@@ -82,14 +82,16 @@ class PendingDraft:
         """
         return (step * self.tokens.token_ids.shape[1] + chain) * NUM_BEST + rank
 
-    def tokens_with(self, others: Sequence[TokenId]) -> TokensOnDevice:
+    def tokens_with(self, others: Sequence[TokenId], vocab_size: int) -> TokensOnDevice:
         """Returns all tokens of the draft, and others behind them. What the calling thread asks the device for from now
-        on waits for the draft."""
+        on waits for the draft. A token that is not below vocab_size is some other one: its rows mean nothing."""
         drafted = self.tokens.token_ids
         # Before the device waits: a copy from memory that is not pinned is waited for here.
         on_device = torch.tensor(others, dtype=drafted.dtype).to(drafted.device) if others else None
         self.tokens.wait()
-        return drafted.flatten() if on_device is None else torch.cat([drafted.flatten(), on_device])
+        # The draft model's vocabulary may be padded to more.
+        token_ids = drafted.flatten().clamp(max=vocab_size - 1)
+        return token_ids if on_device is None else torch.cat([token_ids, on_device])
 
     def claim(self) -> bool:
         """Takes it to verify it. Returns False if it has ended: then the draft is told of as any other."""

@@ -244,7 +244,7 @@ class DraftSession:
     def unknown(self, token_ids: Sequence[TokenId], base_len: int) -> Sequence[TokenId]:
         """Returns those of some committed tokens that it was not told of yet. Raises ValueError if others stand where
         they follow the first base_len ones."""
-        known = self.tree.committed[base_len:]
+        known = self.tree.committed[base_len : base_len + len(token_ids)]
         if known != list(token_ids[: len(known)]):
             raise ValueError("committed tokens are not those that were told of before")
         return token_ids[len(known) :]

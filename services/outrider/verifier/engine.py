@@ -21,6 +21,7 @@ from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import TokenId
 from outrider.models.engine import EngineThread
+from outrider.models.kv_cache import KVCache
 from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs
 from outrider.models.packing import Segment
@@ -431,7 +432,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             if generation.num_wanted <= 1:
                 continue
             segment = Segment(session.cache, [place], 1)
-            if not self._has_free_room(segment):
+            if not self._has_free_room(segment.cache, len(segment.token_ids)):
                 return None
             going.append(session)
             segments.append(segment)
@@ -453,15 +454,18 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         if not self.works_on or not running:
             return None
         behind = self._behind_drafts.plan(draft, running, self._max_num_nodes(len(running)))
-        if behind is None or not draft.claim():
+        # Nothing is taken from others: then the draft is told of as any other.
+        if behind is None or not all(
+            self._has_free_room(each.cache, 1 + its.num_nodes) for each, its in behind.rows.items()
+        ):
+            return None
+        if not draft.claim():
             return None
         started = time.perf_counter()
         segments = behind.begin(started)
-        if not all(map(self._has_free_room, segments)):
-            return None  # nothing is taken from others: the draft is told of as any other
         self._idle_since = None  # the device is at the draft
         self._micro_batches.forget_host_time()
-        rounds, tokens = [round_of(session) for session in running], behind.tokens()
+        rounds, tokens = [round_of(session) for session in running], behind.tokens(self._runner.vocab_size)
         return self._ask(running, segments, running, rounds, started, tokens)._replace(behind=behind)
 
     def _ask_for_others(self, forward: AskedForward) -> AskedForward | None:
@@ -551,14 +555,14 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         if not self.residency.has(session):
             return None  # an older one has needed it, in this step
         segment = session.segment(max_prefill_rows, max_num_nodes)
-        if session.nodes and not self._has_free_room(segment):
+        if session.nodes and not self._has_free_room(segment.cache, len(segment.token_ids)):
             # Drafts are the first that go: they cost nobody anything but the tokens that they would have brought.
             segment = session.segment(max_prefill_rows, 0)
         return segment if self.residency.reserve(session, len(segment.token_ids)) else None
 
-    def _has_free_room(self, segment: Segment) -> bool:
+    def _has_free_room(self, cache: KVCache, num_rows: int) -> bool:
         try:
-            segment.cache.reserve(segment.cache.length + len(segment.token_ids), may_evict=False)
+            cache.reserve(cache.length + num_rows, may_evict=False)
         except OutOfBlocks:
             return False
         return True

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from outrider.core.costs import Contexts
-from outrider.core.params import Source
+from outrider.core.params import Rows, Source
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Node, NodeState, TokenId
@@ -43,6 +43,11 @@ class RowsBehind(NamedTuple):
     """Tokens beside each of the chain's."""
     known: Sequence[Node]
     """Nodes of the tree that are verified together with them."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows without that of the last token."""
+        return self.depth * (1 + self.width) + len(self.known)
 
     def beside(self, step: int) -> range:
         """Returns the rows of the tokens beside the one that a step has found, the steps counted from 0."""
@@ -95,7 +100,7 @@ class RowsBehind(NamedTuple):
             for row, token_id in zip(self.beside(step), best[1:], strict=False):
                 if (node := tree.add(parent, token_id, UNTOLD_LOGPROB, Source.DRAFT)) is not None:
                     rows[node] = row
-        for row, node in enumerate(self.known, start=1 + self.depth * (1 + self.width)):
+        for row, node in enumerate(self.known, start=1 + self.num_nodes - len(self.known)):
             # What the draft model has found, too, has two rows, of which the first counts: parents stay in front.
             rows.setdefault(node, row)
         return list(rows), [0, *rows.values()]
@@ -133,9 +138,10 @@ class RoundBehind(NamedTuple):
             first_known += len(rows.known)
         return segments
 
-    def tokens(self) -> TokensOnDevice:
+    def tokens(self, vocab_size: int) -> TokensOnDevice:
         """Returns the draft's tokens and those that are known, see `PendingDraft.tokens_with`."""
-        return self.draft.tokens_with([node.token_id for rows in self.rows.values() for node in rows.known])
+        known = [node.token_id for rows in self.rows.values() for node in rows.known]
+        return self.draft.tokens_with(known, vocab_size)
 
     def found(self, session: VerifySession) -> Sequence[Sequence[TokenId]]:
         """Returns the best tokens of each step of a session's chain, none where the draft model has failed."""
@@ -176,24 +182,28 @@ class RoundsBehindDrafts:
         for session, each in rows.items():
             known = session.known_nodes()[: _limit(session, max_num_nodes) - each.depth]
             rows[session] = each._replace(known=known)
-        width = self._width(rows, max_num_nodes)
-        return RoundBehind(draft, {session: each._replace(width=width) for session, each in rows.items()})
+        return RoundBehind(draft, self._widened(rows, max_num_nodes))
 
-    def _width(self, rows: Mapping[VerifySession, RowsBehind], max_num_nodes: int) -> int:
-        """Returns how many tokens beside each of the chains' bring most in their time."""
+    def _widened(self, rows: dict[VerifySession, RowsBehind], max_num_nodes: int) -> dict[VerifySession, RowsBehind]:
+        """Adds so many tokens beside each of the chains' as bring most in their time, where rows may branch."""
         contexts = Contexts(sum(session.cache.length for session in rows), len(rows))
         num_tokens = sum(1 + session.accepted_per_chain for session in rows)
-        rates: list[float] = []
+        best, best_rate = rows, 0.0
         for width in range(NUM_BEST):
-            num_nodes = [each.depth * (1 + width) + len(each.known) for each in rows.values()]
-            limits = [_limit(session, max_num_nodes) for session in rows]
-            if width and any(count > limit for count, limit in zip(num_nodes, limits, strict=True)):
+            wide = {
+                session: each._replace(width=width) if session.choice.strategy.rows is Rows.TREE else each
+                for session, each in rows.items()
+            }
+            if width and any(each.num_nodes > _limit(session, max_num_nodes) for session, each in wide.items()):
                 break
             if width:
-                num_tokens += len(rows) * self._shares[width - 1].get(FIRST_SHARE)
-            forward_ms = self._timings.forward_times.of(len(rows) + sum(num_nodes), contexts)
-            rates.append(num_tokens / (self._timings.speculator_ms.get(forward_ms) + forward_ms))
-        return rates.index(max(rates))
+                num_tokens += sum(each.width > 0 for each in wide.values()) * self._shares[width - 1].get(FIRST_SHARE)
+            num_rows = sum(1 + each.num_nodes for each in wide.values())
+            forward_ms = self._timings.forward_times.of(num_rows, contexts)
+            rate = num_tokens / (self._timings.speculator_ms.get(forward_ms) + forward_ms)
+            if rate > best_rate:
+                best, best_rate = wide, rate
+        return best
 
     def go_on(self, behind: RoundBehind, draws: Mapping[VerifySession, Sequence[TokenId]]) -> None:
         """Has the draft model go on from what a round has kept, before its verdicts are made.

@@ -168,7 +168,6 @@ class Engine(EngineThread[_Drafting, _Growth]):
             base_len: Committed tokens that they follow; those that the session has already are no news to it. None
                 means all that it has.
         """
-
         self.post(session_id, partial(self._commit, token_ids, acknowledged_node_id, base_len))
 
     def _commit(

@@ -322,8 +322,8 @@ class DraftSession:
     def is_one_chain(self, expansion: Expansion) -> bool:
         """Returns True if an expansion begins a draft that the target waits for, and of which it verifies a chain, with
         single tokens beside it at most."""
-        begins = expansion.nodes == (self.tree.root,) and self.tree.num_nodes == 0
-        return begins and self.takes_turns and (self.is_weighed or self._rows is Rows.CHAIN)
+        is_one = self.is_weighed or self._rows is Rows.CHAIN
+        return self.takes_turns and is_one and expansion.nodes == (self.tree.root,)
 
     def followed(self, expansion: Expansion, token_id: TokenId) -> Expansion | None:
         """Returns what grows behind an expansion, with its row counted as run, if that is this token alone, which has

@@ -42,7 +42,7 @@ def test_one_that_was_claimed_before_its_end_goes_no_further() -> None:
     draft = a_draft()
     assert draft.claim()
     assert draft.end([[[1, 2, 3]], []])
-    assert draft.found == [[[1, 2, 3]], []]
+    assert draft.found() == [[[1, 2, 3]], []]
 
 
 def test_one_that_has_ended_is_not_to_be_had() -> None:
@@ -55,7 +55,7 @@ def test_one_that_has_ended_is_not_to_be_had() -> None:
 def test_nothing_is_found_before_the_end_whose_time_is_kept(*, is_claimed: bool) -> None:
     draft = a_draft()
     assert not is_claimed or draft.claim()
-    assert (draft.found, draft.ended_at) == ((), 0.0)
+    assert draft.ended_at == 0.0
     draft.end([[], []])
     assert draft.ended_at > 0.0
 
@@ -63,3 +63,12 @@ def test_nothing_is_found_before_the_end_whose_time_is_kept(*, is_claimed: bool)
 def test_a_token_that_the_target_does_not_have_is_some_other_one() -> None:
     draft = pending_draft([7], [[[9, 8, 300]]], [("0", 3)])
     assert draft.tokens_with([5], 100).tolist() == [7, 7, 7, 9, 8, 99, 5]
+
+
+def test_what_comes_too_late_is_not_found_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.models.pending_draft.MAX_WAIT_S", 0.0)
+    draft = a_draft()
+    assert draft.claim()
+    assert draft.found() == ()
+    draft.end([[[1, 2, 3]], []])
+    assert draft.found() == (), "who verifies it has decided by that"

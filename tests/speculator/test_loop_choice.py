@@ -150,12 +150,14 @@ def test_chains_mostly_end_with_a_loop_until_more_of_them_have_gone_on() -> None
     assert choice.mostly_ends(4)
 
 
-def test_chains_mostly_end_with_the_longest_loop_that_there_is() -> None:
+@pytest.mark.parametrize("wants_more", [False, True])
+def test_the_longest_loop_that_there_is_mostly_ends_chains_unless_these_want_single_steps(*, wants_more: bool) -> None:
     choice = LoopChoice()
     for now in range(10):
-        begin(choice, now, goes_on=True, is_cut=True)
-    choice.choose([4, 8])
-    assert (choice.mostly_ends(4), choice.mostly_ends(8)) == (False, True)
+        choice.choose([4])
+        choice.observe(4, now, now + 4 * STEP_S, num_used=4, goes_on=False, wants_more=wants_more)
+    choice.choose([4])
+    assert choice.mostly_ends(4) is not wants_more
 
 
 def test_a_loop_that_goes_on_with_a_chain_is_none_that_mostly_ends_it() -> None:

@@ -446,7 +446,7 @@ def test_a_loop_takes_no_room_from_others() -> None:
     assert stepped.engine.residency.num_preemptions == 0
 
 
-OF_ONE_LOOP = replace(IN_TURNS, num_speculative_tokens=5)
+OF_ONE_LOOP = replace(IN_TURNS, num_speculative_tokens=4)
 SLOW_TARGET = Steering(forward_us=10**9)
 """Another loop is worth its time."""
 
@@ -459,7 +459,7 @@ class Shown:
         self._claims = claims
 
     def take(self, draft: PendingDraft) -> None:
-        assert draft.found == (), "the device is at it"
+        assert draft._found == (), "the device is at it"
         self.drafts.append(draft)
         assert not self._claims or draft.claim()
 
@@ -483,7 +483,7 @@ def test_a_loop_that_begins_drafts_in_turns_is_shown_to_the_target_while_the_dev
     stepped = shows(shown, (SPECS[0][0], OF_ONE_LOOP), (SPECS[1][0], OF_ONE_LOOP))
     (draft,) = shown.drafts
     assert draft.starts == [ChainStart("s0", 30), ChainStart("s1", 30)]
-    found = [[list(best) for best in of_chain] for of_chain in draft.found]
+    found = [[list(best) for best in of_chain] for of_chain in draft.found()]
     assert [len(of_chain) for of_chain in found] == [4, 4]
     token_ids = draft.tokens.token_ids[:, :2].tolist()
     assert token_ids[0] == [[text(30, number)[-1]] * NUM_BEST for number in range(2)]
@@ -563,7 +563,7 @@ def test_what_is_found_of_a_chain_ends_where_the_host_has_to_draw() -> None:
     shown = Shown()
     acceleration = Acceleration(replace(TWINS, best_tokens=unsettled_at_third), None)
     shows(shown, (SPECS[0][0], OF_ONE_LOOP), (SPECS[0][0], OF_ONE_LOOP), acceleration=acceleration)
-    assert [len(of_chain) for of_chain in shown.drafts[0].found] == [4, 2]
+    assert [len(of_chain) for of_chain in shown.drafts[0].found()] == [4, 2]
 
 
 def test_what_the_target_has_kept_is_gone_on_from_before_it_commits_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,3 +396,5 @@ def test_other_tokens_than_those_that_are_known_cannot_have_been_committed(runne
     for token_ids in [(1, 3, 3, 4), (2,)]:
         with pytest.raises(ValueError, match="not those that were told of before"):
             drafting.unknown(token_ids, base_len)
+    with pytest.raises(ValueError, match="do not follow these"):
+        drafting.unknown((5,), base_len + 4)

@@ -120,6 +120,9 @@ OTHERS: dict[str, Callable[[Engine], VerifySession]] = {
     "the ratio rule": lambda engine: in_turns(
         engine, SamplingParams(seed=1), Method.SPECULATIVE, acceptance_rule=AcceptanceRule.RATIO
     ),
+    "a chain with what is retrieved behind it": lambda engine: in_turns(
+        engine, rows=Rows.CHAIN, retrieval=True, sources=(Source.RECYCLED,)
+    ),
     "penalties": lambda engine: in_turns(engine, SamplingParams(temperature=0.0, repetition_penalty=1.5)),
 }
 
@@ -198,6 +201,13 @@ def test_no_session_has_more_rows_than_its_request_says_or_its_share_is(engine: 
     assert [rows_of(named, most) for most in (3, MANY)] == [(3, 0), (4, 0)]
     # Whatever the request says, all share the rows of a forward.
     assert rows_of(in_turns(engine, max_rows=32), 8) == (4, 1)
+
+
+def test_who_names_no_number_has_the_rows_that_the_server_gives(engine: Engine) -> None:
+    few = RoundsBehindDrafts(EngineTimings(CHEAP, max_num_rows=9))
+    assert rows_of(in_turns(engine), behind_drafts=few) == (4, 1)
+    assert rows_of(in_turns(engine, max_rows=20), behind_drafts=few) == (4, 2)
+    assert rows_of(in_turns(engine, rows=Rows.CHAIN), num_steps=12, behind_drafts=few) == (8, 0)
 
 
 def test_one_session_of_few_rows_keeps_all_from_more_of_them(engine: Engine) -> None:
@@ -377,6 +387,20 @@ def test_the_draft_model_does_not_go_on_with_texts_that_end(engine: Engine) -> N
     assert told_of([going, stopped, full], [10, 5, 0, 0, 0]) == [{0: [10, 5], 1: [10, 5], 2: [10, 5]}]
 
 
+def test_the_draft_model_is_told_of_no_token_that_no_tree_takes(engine: Engine) -> None:
+    sessions = [in_turns(engine), in_turns(engine)]
+    set_spec(sessions[1], vocab_size=21)
+    assert told_of(sessions, [10, 21, 0, 0, 5]) == [{0: [10, 21, 5]}]
+
+
+def test_who_may_go_on_in_another_way_is_told_of_by_its_verdict(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, auto = in_turns(engine), in_turns(engine)
+    monkeypatch.setattr(auto.choice, "is_auto", True)
+    assert told_of([going, auto], [10, 5, 0, 0, 0]) == []
+
+
 def test_where_a_text_may_be_cut_the_draft_model_waits_for_the_verdicts(engine: Engine) -> None:
     going, may_stop = in_turns(engine), in_turns(engine)
     cast(Any, may_stop.session)._endings.append(SimpleNamespace(take=lambda _: None))
@@ -459,6 +483,19 @@ def test_beside_a_chain_that_ends_early_the_rows_that_were_accepted_are_kept(
     engine.step(work)
     assert list(session.session.committed[3:]) == [7, 7, 7]
     assert keys_of(session) == [1, 2, 8]
+
+
+def test_a_draft_that_is_quicker_than_the_verdict_that_it_follows_is_taken_in_behind_it(
+    engine: Engine, device: Asynchronous, marks: list[list[int]]
+) -> None:
+    session = in_turns(engine)
+    draft = pending_draft([2], CHAINS[:1], [("0", 3)])
+    work = follow(engine, draft)
+    draft.end(CHAINS[:1])
+    engine.post("0", lambda each: each.add_draft(Draft(6, 2, [0], [4], [], Source.DRAFT), OPENED_AT))
+    engine.step(work)
+    assert len(session.session.committed) == 6
+    assert list(session.session.tree.root.children) == [4]
 
 
 def test_a_session_that_leaves_while_its_round_runs_leaves_that_of_the_others_alone(

@@ -12,6 +12,7 @@ import pytest
 from outrider.core.session import Verdict
 from outrider.models.pending_draft import NUM_BEST, PendingDraft
 from outrider.models.runner import Runner
+from outrider.speculator.loop_choice import LoopChoice
 from outrider.verifier.engine import Engine
 from outrider.verifier.rounds_behind_drafts import RoundsBehindDrafts, RowsBehind
 from outrider.verifier.session import VerifySession
@@ -24,16 +25,16 @@ PROMPTS = [
     "def add(a, b):\n    return",
     "import os\nimport sys\n\n\ndef main() -> None:\n",
 ]
-# With five tokens, a loop has four steps in any case.
+# With four tokens, one loop is the whole draft.
 IN_TURNS: dict[str, Any] = {
     "method": "best-first",
     "rows": "tree",
     "best_first": {"serial": True},
-    "num_speculative_tokens": 5,
+    "num_speculative_tokens": 4,
 }
 METHODS: dict[str, dict[str, Any]] = {
     "best-first": IN_TURNS,
-    "speculative": {"method": "speculative", "rows": "chain", "num_speculative_tokens": 5},
+    "speculative": {"method": "speculative", "rows": "chain", "num_speculative_tokens": 4},
 }
 DRAWS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -170,6 +171,8 @@ async def test_texts_are_the_same_where_some_drafts_go_on_and_are_not_claimed(
 async def test_chains_that_end_where_the_host_has_to_draw_change_no_text(
     monkeypatch: pytest.MonkeyPatch, verifier: RunningVerifier, runner: LoopingRunner, seen: Seen, method: str
 ) -> None:
+    # Chains that end early seem to go on.
+    monkeypatch.setattr(LoopChoice, "mostly_ends", lambda *_: True)
     monkeypatch.setattr(RoundsBehindDrafts, "_widened", widest)
     plain = await texts(verifier, 2, method="off", temperature=0.7)
     runner.is_left = lambda number: number % 5 == 0

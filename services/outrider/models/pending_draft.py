@@ -42,6 +42,9 @@ class ChainStart(NamedTuple):
     """Committed tokens of the session."""
 
 
+Found = Sequence[Sequence[Sequence[TokenId]]]
+"""For each chain and step the best tokens, the one that the chain goes on with first. A chain ends where the host has
+to draw."""
 Commit = Callable[["PendingDraft", Mapping[int, Sequence[TokenId]]], object]
 
 
@@ -58,13 +61,13 @@ class PendingDraft:
                 what comes behind that.
         """
         self.tokens, self.starts, self._commit = tokens, starts, commit
-        self.found: Sequence[Sequence[Sequence[TokenId]]] = ()
-        """For each chain and step the best tokens, the one that the chain goes on with first. A chain ends where the
-        host has to draw. Empty before the end."""
+        self._found: Found = ()
+        self._seen: Found | None = None
         self.ended_at = 0.0
         """Time of the end, by `time.perf_counter`."""
         self._lock = threading.Lock()
-        self._has_ended = self._is_claimed = False
+        self._is_claimed = False
+        self._ended = threading.Event()
         self._gone_on = threading.Event()
 
     @property
@@ -96,14 +99,23 @@ class PendingDraft:
     def claim(self) -> bool:
         """Takes it to verify it. Returns False if it has ended: then the draft is told of as any other."""
         with self._lock:
-            self._is_claimed = not self._has_ended
+            self._is_claimed = not self._ended.is_set()
             return self._is_claimed
 
-    def end(self, found: Sequence[Sequence[Sequence[TokenId]]]) -> bool:
+    def end(self, found: Found) -> bool:
         """Takes what the host has found; returns True if it was claimed: then the draft goes no further."""
         with self._lock:
-            self.found, self.ended_at, self._has_ended = found, time.perf_counter(), True
+            self._found, self.ended_at = found, time.perf_counter()
+            self._ended.set()
             return self._is_claimed
+
+    def found(self) -> Found:
+        """Returns what the host has found, always the same. It is waited for a little: a target that has verified the
+        draft may look before the other thread had its turn. Empty if it is not there then."""
+        if self._seen is None:
+            self._ended.wait(MAX_WAIT_S)
+            self._seen = self._found
+        return self._seen
 
     def go_on(self, kept: Mapping[int, Sequence[TokenId]]) -> None:
         """Has the draft model go on from what the target has kept; returns when its device was asked for that, so that

@@ -192,7 +192,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
             self._awaited = draft
             for chain, token_ids in kept.items():
                 session_id, base_len = starts[chain]
-                self._act(session_id, partial(self._commit, token_ids, 0, base_len))
+                # The target may have more tokens: who hears of one of them in the verdict refuses it.
+                if max(token_ids) < self._runner.vocab_size:
+                    self._act(session_id, partial(self._commit, token_ids, 0, base_len))
 
         self._put(commit)
 
@@ -229,6 +231,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
     def removed(self, session: _Drafting, *, has_failed: bool) -> None:
         """Gives the session's blocks back, and counts what was drafted in vain."""
+        self._let_target_go_on()
         self.residency.discard(session.session, has_failed=has_failed)
         self.counts.num_wasted += session.session.tree.num_nodes
 
@@ -265,6 +268,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         length, looped = self._loop(work, segments)
         stepped = [each for number, each in enumerate(zip(work, segments, strict=True)) if number not in looped]
         if stepped:
+            self._let_target_go_on()  # this takes longer than it would wait for
             self._step([growth for growth, _ in stepped], [segment for _, segment in stepped])
         loop = None
         if looped:
@@ -277,8 +281,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
                 self._end_claimed(loop)
         if not is_worth:
             self._end_drafts()
-        self._deliver()
         self._let_target_go_on()
+        self._deliver()
         self.counts.busy_s += time.perf_counter() - started
 
     def _step(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> None:
@@ -350,8 +354,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         begun = partial(self._begun, work, pending if is_shown else None)
         is_looked_for = is_shown or self._awaited is not None
         found = self._runner.draft(segments, params, first_indices, length, begun if is_looked_for else None)
-        is_claimed = any(draft.end(list(map(_settled, found))) for draft in pending)
         forward_us = (time.perf_counter() - started) * 1e6 / length
+        is_claimed = any(draft.end(list(map(_settled, found))) for draft in pending)
         unsettled = [number for number, of_steps in enumerate(found) if of_steps[0] is None]
         for number in unsettled:
             # As if nothing had been run.
@@ -393,9 +397,15 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
     def _learn_from(self, loop: _LoopRun, *, is_worth: bool) -> None:
         """Learns how long loops should be; `is_worth` as `_is_worth_waiting` says."""
-        goes_on = any(self._is_looped(session) and (is_worth or not session.is_weighed) for session in loop.sessions)
+        left = [session for session in loop.sessions if is_worth or not session.is_weighed]
         self._loop_choice.observe(
-            loop.length, loop.started, loop.ended, num_used=loop.num_used, goes_on=goes_on, is_cut=loop.is_claimed
+            loop.length,
+            loop.started,
+            loop.ended,
+            num_used=loop.num_used,
+            goes_on=any(map(self._is_looped, left)),
+            wants_more=any(session.next_expansion() is not None for session in left),
+            is_cut=loop.is_claimed,
         )
 
     def _grow_chains(self, work: Sequence[_Growth], found: Sequence[Sequence[Best | None]], forward_us: float) -> int:

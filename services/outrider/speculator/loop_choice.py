@@ -31,6 +31,8 @@ class LoopChoice:
         self._begin, self._rest = _Shares(_new_share), _Shares(_new_share)
         """Share of the loops in which a chain went on behind a number of steps: of those that begin chains, and of
         those that go on with one."""
+        self._wants_more = _Shares(_new_share)
+        """Share of the loops of a length that began chains, and behind which a chain should go on."""
         self._goes_on = self._begin
         """The one of the two that the latest choice was made by."""
         self._shorter: Sequence[int] = ()
@@ -59,10 +61,18 @@ class LoopChoice:
 
     def mostly_ends(self, length: int) -> bool:
         """Returns True if chains that begin with a loop of the latest choice mostly end with it."""
-        return self._ended_at is None and self._begin[length].get(0.0) < MOSTLY
+        return self._ended_at is None and self._wants_more[length].get(0.0) < MOSTLY
 
     def observe(
-        self, length: int, started: float, ended: float, *, num_used: int, goes_on: bool, is_cut: bool = False
+        self,
+        length: int,
+        started: float,
+        ended: float,
+        *,
+        num_used: int,
+        goes_on: bool,
+        wants_more: bool = False,
+        is_cut: bool = False,
     ) -> None:
         """Learns from a loop.
 
@@ -72,8 +82,11 @@ class LoopChoice:
             ended: Time at which it was done.
             num_used: Most of its steps that were worth their time to a chain.
             goes_on: True if a chain goes on behind it with another loop.
-            is_cut: True if it does not, though that may be worth its time.
+            wants_more: True if a chain should go on, with single steps perhaps.
+            is_cut: True if none does, whatever it should.
         """
+        if self._goes_on is self._begin:
+            self._wants_more[length].add(float(goes_on or wants_more))
         if self._ended_at is not None:
             self._gap_s.add(started - self._ended_at)
         self._ended_at = ended if goes_on and not is_cut else None

@@ -242,11 +242,11 @@ class DraftSession:
                 self._policy.foresee(self._tokens_per_round.get(1.0) * rounds)
 
     def unknown(self, token_ids: Sequence[TokenId], base_len: int) -> Sequence[TokenId]:
-        """Returns those of some committed tokens that it was not told of yet. Raises ValueError if others stand where
-        they follow the first base_len ones."""
+        """Returns those of some committed tokens that it was not told of yet. Raises ValueError if they do not follow
+        the first base_len ones of its own."""
         known = self.tree.committed[base_len : base_len + len(token_ids)]
-        if known != list(token_ids[: len(known)]):
-            raise ValueError("committed tokens are not those that were told of before")
+        if base_len > len(self.tree.committed) or known != list(token_ids[: len(known)]):
+            raise ValueError("committed tokens are not those that were told of before, or do not follow these")
         return token_ids[len(known) :]
 
     # What grows next, and its rows in the packed forward.

@@ -92,6 +92,7 @@ def by_generations(follow: Callable[[PendingDraft], object]) -> Callable[[Pendin
     """Returns what passes the engine's drafts on with the names of the generations that its sessions draft for."""
 
     def on_pending(draft: PendingDraft) -> None:
+        # The engine goes by its own.
         draft.starts = [start._replace(session_id=start.session_id.rpartition("/")[0]) for start in draft.starts]
         follow(draft)
 

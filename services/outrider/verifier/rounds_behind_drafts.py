@@ -15,7 +15,7 @@ from outrider.core.costs import Contexts
 from outrider.core.params import Rows, Source
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.statistics import RunningMean
-from outrider.core.tree import Node, NodeState, TokenId
+from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 from outrider.models.packing import Segment
 from outrider.models.pending_draft import NUM_BEST, PendingDraft, TokensOnDevice
 from outrider.verifier.session import VerifySession
@@ -91,14 +91,14 @@ class RowsBehind(NamedTuple):
         tree = session.session.tree
         parents, rows = [tree.root], dict[Node, int]()
         for row, best in enumerate(found[: self.depth], start=1):
-            node = tree.add(parents[-1], best[0], UNTOLD_LOGPROB, Source.DRAFT)
+            node = _child(tree, parents[-1], best[0])
             if node is None:
                 break  # there is no such token
             parents.append(node)
             rows[node] = row
         for step, (parent, best) in enumerate(zip(parents, found[: self.depth], strict=False)):
             for row, token_id in zip(self.beside(step), best[1:], strict=False):
-                if (node := tree.add(parent, token_id, UNTOLD_LOGPROB, Source.DRAFT)) is not None:
+                if (node := _child(tree, parent, token_id)) is not None:
                     rows[node] = row
         for row, node in enumerate(self.known, start=1 + self.num_nodes - len(self.known)):
             # What the draft model has found, too, has two rows, of which the first counts: parents stay in front.
@@ -145,7 +145,7 @@ class RoundBehind(NamedTuple):
 
     def found(self, session: VerifySession) -> Sequence[Sequence[TokenId]]:
         """Returns the best tokens of each step of a session's chain, none where the draft model has failed."""
-        found = self.draft.found
+        found = self.draft.found()
         return found[self.rows[session].chain] if found else ()
 
 
@@ -175,13 +175,14 @@ class RoundsBehindDrafts:
             number = numbers.get(session.session.spec.session_id)
             if number is None or not _can_follow(session, draft.starts[number].base_len):
                 return None
-            depth = min(draft.num_steps, session.session.max_chain_len, _limit(session, max_num_nodes))
+            depth = min(draft.num_steps, session.session.max_chain_len, self._limit(session, max_num_nodes))
             rows[session] = RowsBehind(number, depth, 0, ())
         if len(numbers) > len(sessions) or not any(each.depth for each in rows.values()):
             return None
         for session, each in rows.items():
-            known = session.known_nodes()[: _limit(session, max_num_nodes) - each.depth]
-            rows[session] = each._replace(known=known)
+            if _may_branch(session):
+                known = session.known_nodes()[: self._limit(session, max_num_nodes) - each.depth]
+                rows[session] = each._replace(known=known)
         return RoundBehind(draft, self._widened(rows, max_num_nodes))
 
     def _widened(self, rows: dict[VerifySession, RowsBehind], max_num_nodes: int) -> dict[VerifySession, RowsBehind]:
@@ -191,10 +192,9 @@ class RoundsBehindDrafts:
         best, best_rate = rows, 0.0
         for width in range(NUM_BEST):
             wide = {
-                session: each._replace(width=width) if session.choice.strategy.rows is Rows.TREE else each
-                for session, each in rows.items()
+                session: each._replace(width=width) if _may_branch(session) else each for session, each in rows.items()
             }
-            if width and any(each.num_nodes > _limit(session, max_num_nodes) for session, each in wide.items()):
+            if width and any(each.num_nodes > self._limit(session, max_num_nodes) for session, each in wide.items()):
                 break
             if width:
                 num_tokens += sum(each.width > 0 for each in wide.values()) * self._shares[width - 1].get(FIRST_SHARE)
@@ -205,6 +205,12 @@ class RoundsBehindDrafts:
                 best, best_rate = wide, rate
         return best
 
+    def _limit(self, session: VerifySession, max_num_nodes: int) -> int:
+        """Returns the most nodes of a session."""
+        if not _may_branch(session):
+            return max_num_nodes
+        return min(max_num_nodes, session.session.spec.speculation.max_rows or self._timings.max_num_rows)
+
     def go_on(self, behind: RoundBehind, draws: Mapping[VerifySession, Sequence[TokenId]]) -> None:
         """Has the draft model go on from what a round has kept, before its verdicts are made.
 
@@ -214,11 +220,12 @@ class RoundsBehindDrafts:
         """
         kept: dict[int, Sequence[TokenId]] = {}
         for session, of_session in draws.items():
-            rows = behind.rows[session]
-            if session.session.may_cut_text or session.may_skip_draft or rows.known:
-                return  # what is kept is known with the verdict; and all drafts begin together
+            rows, generation = behind.rows[session], session.session
+            # What is kept, or whether it is drafted for, is known with the verdict; and all drafts begin together.
+            if generation.may_cut_text or session.choice.is_auto or session.may_skip_draft or rows.known:
+                return
             token_ids = rows.kept(behind.found(session), of_session)
-            if not session.ends_with(token_ids):
+            if not session.ends_with(token_ids) and max(token_ids) < generation.spec.vocab_size:
                 kept[rows.chain] = token_ids
         if kept:
             behind.draft.go_on(kept)
@@ -258,9 +265,15 @@ def _can_follow(session: VerifySession, base_len: int) -> bool:
     # Nothing is read of a row before it is known what it is.
     is_drawn = generation.is_as_drawn and not generation.decides_by_ratio and generation.spec.report.logprobs is None
     is_next = base_len == len(generation.committed) and session.num_missing == 1
-    return session.takes_turns and is_drawn and is_next
+    # In a chain, what is retrieved stands behind what is drafted.
+    is_whole = _may_branch(session) or not session.choice.strategy.retrieval
+    return session.takes_turns and is_drawn and is_next and is_whole
 
 
-def _limit(session: VerifySession, max_num_nodes: int) -> int:
-    """Returns the most nodes of a session."""
-    return min(max_num_nodes, session.session.spec.speculation.max_rows or max_num_nodes)
+def _may_branch(session: VerifySession) -> bool:
+    return session.choice.strategy.rows is Rows.TREE
+
+
+def _child(tree: DraftTree, parent: Node, token_id: TokenId) -> Node | None:
+    """Returns the node of a token behind another, which may be made for it. None if there cannot be one."""
+    return parent.children.get(token_id) or tree.add(parent, token_id, UNTOLD_LOGPROB, Source.DRAFT)

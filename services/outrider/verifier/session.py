@@ -131,6 +131,8 @@ class VerifySession:
         """Nodes that it verifies: a chain, or a sub-tree, the most probable path first."""
         self.begins_early = False
         """True if it has begun by `begin_early`."""
+        self._drafts_to_come: list[tuple[Draft, float | None]] = []
+        """Drafts of the round behind it that came before its verdict, and when."""
         self.rows: Sequence[int] | None = None
         """Numbers of its rows that are those of the last committed token and of the nodes. None means that all are."""
         self.ready_since: float | None = None
@@ -194,6 +196,7 @@ class VerifySession:
         self._has_drafted = False
         # What the lost stream has left unanswered says nothing of the speed of this one.
         self._misses.clear()
+        self._drafts_to_come.clear()
         if self.reports.drafts is not None:
             self.reports.drafts.forget_commits()
         self._is_listening, self._listens_from = False, 0  # nothing of it was on its way before
@@ -233,6 +236,10 @@ class VerifySession:
 
     def add_draft(self, draft: Draft, now: float, arrived_at: float | None = None) -> None:
         """Adds new nodes to the mirror of the draft tree, which have arrived before if a forward was running."""
+        if self.begins_early and draft.base_len > len(self.session.committed):
+            # The drafter was told of this round before its verdict, and is quicker.
+            self._drafts_to_come.append((draft, arrived_at))
+            return
         if self.reports.drafts is not None:
             self.reports.drafts.add(draft, now if arrived_at is None else arrived_at)
         self._stream_nodes.add(draft)
@@ -251,7 +258,8 @@ class VerifySession:
         # The first answer includes the drafter's prefill, which says nothing of the answers to come.
         if missed_at is not None and self._has_drafted:
             # A round that has begun already does not wait for it.
-            there_at = arrived_at if self.begins_early and arrived_at is not None else now
+            is_late = self.begins_early or (self.takes_turns and draft.base_len < len(self.session.committed))
+            there_at = arrived_at if is_late and arrived_at is not None else now
             time = DraftTime((there_at - missed_at) * 1e3, draft.forward_us / 1e3, draft.retrieval_us / 1e3)
             self.session.statistics.draft_times.append(time)
             self._counts.draft_latencies.add(time.draft_latency_ms / 1e3)
@@ -501,7 +509,7 @@ class VerifySession:
         return verdict
 
     def _count_timeout(self) -> None:
-        if self.nodes or self._waiting_since is None or self._is_answered:
+        if self.nodes or self._waiting_since is None or self._is_answered or self.begins_early:
             return
         if self.is_drafting:
             self._num_timeouts += 1
@@ -551,8 +559,11 @@ class VerifySession:
         # What answers a drafter's reading says nothing of its speed.
         if self.is_drafting and self._is_listening and (self.takes_turns or not self.session.tree.root.children):
             self._misses[len(self.session.committed)] = now
-        # Last: the datastore's answer is waited for only if `ask` has put a question.
+        # Behind `ask`: the datastore's answer is waited for only if it has put a question.
         self._patience_ms = self._patience()
+        drafts, self._drafts_to_come = self._drafts_to_come, []
+        for draft, arrived_at in drafts:
+            self.add_draft(draft, now, arrived_at)
 
     # What the peers should know.
 

@@ -115,7 +115,7 @@ def wanted_temperatures(session: VerifySession) -> list[float | None]:
 
 
 def begin_next_tokens(logits: Logits, drawing: Sequence[VerifySession]) -> Callable[[], Sequence[list[Follower]]]:
-    """Tells the device to find what `_Forward.next_tokens` returns."""
+    """Tells the device to find what `AskedForward.next_tokens` returns."""
     if not any(session.wants_next_tokens for session in drawing):
         return tuple
     wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]

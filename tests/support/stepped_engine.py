@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0.0)
 def stepped_engine() -> Engine:
     """An engine whose thread has ended: the test plans in its place."""
     shape = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
-    runner = SimpleNamespace(pool=KVPool(shape, 64))
+    runner = SimpleNamespace(pool=KVPool(shape, 64), vocab_size=1000)
     loop = SimpleNamespace(call_soon_threadsafe=lambda *call: None)
     engine = Engine(
         cast(Any, SimpleNamespace(runner=runner, tokenizer=SimpleNamespace(backend_tokenizer=None))),
@@ -81,7 +81,7 @@ class Asynchronous:
         self.draws: RowDraws | None = None
         self.unsettled: list[int] = []
         """Rows of the next forward that is read that the host draws for."""
-        monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward, vocab_size=1000))
+        monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
         monkeypatch.setattr(engine, "stopwatch", self)
         monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
         monkeypatch.setattr("outrider.verifier.engine.begin_rounds", self._begin)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.models.sampling import DrawnTokens, Sampler
-from outrider.verifier.engine import Engine
+from outrider.verifier.forward_planner import ForwardPlanner
 from outrider_client.client import Client
 from tests.support.crowded_pool import PROMPTS, crowded_model
 from tests.support.services import running_verifier
@@ -37,14 +37,14 @@ WORK: list[dict[str, Any]] = [
 def num_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Sessions of each forward that was asked for ahead."""
     counts: list[int] = []
-    ask_ahead = Engine._ask_ahead
+    plan_ahead = ForwardPlanner.plan_ahead
 
-    def counted(self: Engine, forward: Any) -> Any:
-        ahead = ask_ahead(self, forward)
+    def counted(self: ForwardPlanner, forward: Any) -> Any:
+        ahead = plan_ahead(self, forward)
         counts.append(0 if ahead is None else len(ahead.work))
         return ahead
 
-    monkeypatch.setattr(Engine, "_ask_ahead", counted)
+    monkeypatch.setattr(ForwardPlanner, "plan_ahead", counted)
     return counts
 
 

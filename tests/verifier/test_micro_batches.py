@@ -14,6 +14,7 @@ from outrider.core.costs import AttentionTimes, ForwardTimes
 from outrider.core.params import Method, SamplingParams
 from outrider.core.reports import ReportParams
 from outrider.verifier.engine import Engine
+from outrider.verifier.forward_planner import ForwardPlanner
 from outrider.verifier.micro_batches import MAX_AGE, MIN_TIMES, HostTimes, MicroBatches
 from outrider.verifier.session import VerifySession
 from outrider_client.client import Client
@@ -222,7 +223,7 @@ def test_a_processor_that_computes_itself_verifies_all_at_once(
 def test_a_half_begins_only_if_all_of_it_are_ready_and_holds_nobody_back_otherwise(
     engine: Engine, late: list[str], shares: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.verifier.engine.time", SimpleNamespace(perf_counter=lambda: OPENED_AT))
+    monkeypatch.setattr("outrider.verifier.forward_planner.time", SimpleNamespace(perf_counter=lambda: OPENED_AT))
     running, ready, held = (add_session(engine, Method.OFF, 3, 2) for _ in range(3))
     waiting = add_session(engine, Method.SPECULATIVE, 3, 2)
     held.ready_since = OPENED_AT - 1
@@ -266,7 +267,7 @@ def test_who_has_left_during_a_forward_keeps_no_half_from_going_on(
 def test_a_forward_that_all_have_left_breaks_nobody_who_is_not_ready(
     engine: Engine, late: list[str], shares: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.verifier.engine.time", SimpleNamespace(perf_counter=lambda: OPENED_AT))
+    monkeypatch.setattr("outrider.verifier.forward_planner.time", SimpleNamespace(perf_counter=lambda: OPENED_AT))
     first, second, third = (add_session(engine, Method.OFF, 3, 2) for _ in range(3))
     engine.step([first, second, third])
     engine.remove("1")
@@ -320,16 +321,16 @@ def test_while_drafts_are_waited_for_the_host_is_not_at_work(engine: Engine, mon
 def num_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Sessions of each forward that a device was asked for behind one of others, which always pays here."""
     counts: list[int] = []
-    ask_for_others = Engine._ask_for_others
+    plan_of_others = ForwardPlanner.plan_of_others
 
-    def counted(self: Engine, forward: Any) -> Any:
-        behind = ask_for_others(self, forward)
+    def counted(self: ForwardPlanner, forward: Any) -> Any:
+        behind = plan_of_others(self, forward)
         if behind is not None:
-            assert not set(behind.work) & set(forward.work)
+            assert not set(behind.work) & set(forward.plan.work)
             counts.append(len(behind.work))
         return behind
 
-    monkeypatch.setattr(Engine, "_ask_for_others", counted)
+    monkeypatch.setattr(ForwardPlanner, "plan_of_others", counted)
     monkeypatch.setattr(HostTimes, "of", lambda *_: 1.0)
     monkeypatch.setattr(MicroBatches, "_pays", lambda *_: True)
     return counts

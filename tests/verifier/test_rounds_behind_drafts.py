@@ -569,12 +569,12 @@ def test_where_the_pool_has_no_room_the_draft_is_told_of_and_verified_as_any_oth
     engine: Engine, device: Asynchronous, marks: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = in_turns(engine), in_turns(engine)
-    has_free_room = engine._has_free_room
-    monkeypatch.setattr(engine, "_has_free_room", lambda cache, _: cache is first.cache)
+    has_free_room = engine._planner._has_free_room
+    monkeypatch.setattr(engine._planner, "_has_free_room", lambda cache, _: cache is first.cache)
     assert follow(engine, pending_draft([2, 2], CHAINS, [("0", 3), ("1", 3)])) == []
     assert not marks
     assert not any(session.begins_early for session in (first, second))
-    monkeypatch.setattr(engine, "_has_free_room", has_free_room)
+    monkeypatch.setattr(engine._planner, "_has_free_room", has_free_room)
     for session in (first, second):
         session.add_draft(Draft(3, 1, [0, 1], [7, 7], [], Source.DRAFT), OPENED_AT)
     work, _ = engine.plan(OPENED_AT)

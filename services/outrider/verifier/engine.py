@@ -12,27 +12,23 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
-from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import Contexts, ForwardTimes
-from outrider.core.params import MAX_ROWS
 from outrider.core.reports import TokenLogprobs
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import TokenId
 from outrider.models.engine import EngineThread
-from outrider.models.kv_cache import KVCache
 from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs
-from outrider.models.packing import Segment
-from outrider.models.pending_draft import PendingDraft, TokensOnDevice
-from outrider.models.prefill import PrefillTurns
+from outrider.models.pending_draft import PendingDraft
 from outrider.models.ratio import Round, begin_rounds, draws_of
 from outrider.models.residency import Residency
 from outrider.models.sampling import Logits, Sampler
 from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.draft_skips import DraftSkips
+from outrider.verifier.forward_planner import ForwardPlanner
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.micro_batches import MicroBatches
@@ -41,11 +37,11 @@ from outrider.verifier.session import VerifySession
 from outrider.verifier.shared_forward import (
     AskedForward,
     AskedTimes,
+    PlannedForward,
     begin_logprobs,
     begin_next_tokens,
     is_decoding,
     ready_sessions,
-    round_of,
     tell_of_prompts,
 )
 from outrider.verifier.timings import Activity, EngineTimings
@@ -97,8 +93,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._behind_drafts = RoundsBehindDrafts(self._timings)
         self._pending_draft: PendingDraft | None = None
         """The latest draft that the draft model was asked for, if nobody has looked at it yet."""
-        self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
-        self._max_rows = max_rows
         self._queue_timeout_s = queue_timeout_s
         self._verdicts: list[_Delivery] = []
         """Verdicts that the loop has not been told of yet."""
@@ -114,6 +108,16 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """Time at which the device has ended the latest forward that was waited for, as far as its duration tells."""
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
         """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
+        self._planner = ForwardPlanner(
+            self.residency,
+            self._timings,
+            self._micro_batches,
+            self._behind_drafts,
+            self.lose,
+            prefill_chunk=prefill_chunk,
+            max_rows=max_rows,
+            vocab_size=model.runner.vocab_size,
+        )
         self.start()  # last: the thread reads all of the above
 
     def open(
@@ -175,10 +179,10 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # Paused sessions need no deadline: their reader's progress is posted.
         running = [session for session in residents if not session.is_paused]
         draft, self._pending_draft = self._pending_draft, None
-        if draft is not None and self._ahead is None:
+        if draft is not None and running and self._ahead is None and self.works_on:
             self._ahead = self._ask_behind(draft, running)
         if self._ahead is not None:
-            if left := [session for session in self._ahead.work if self.residency.has(session)]:
+            if left := [session for session in self._ahead.plan.work if self.residency.has(session)]:
                 return left, None
             self._ahead = None  # nobody waits for it
         ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
@@ -228,58 +232,23 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """Runs one forward, draws for each row, and delivers a verdict for each session that is past its prompt."""
         forward, self._ahead = self._ahead, None
         if forward is None:
-            started = time.perf_counter()
-            max_num_nodes = self._max_num_nodes(len(work))
-            first = self._micro_batches.first_of(work, max_num_nodes) if self.works_on else work
-            work, segments = self._segments(first, max_num_nodes)
-            if not segments:
+            plan = self._planner.plan(work, may_halve=self.works_on)
+            if plan is None:
                 return  # all of them have lost their room to others
-            forward = self._ask_planned(work, segments, started)
+            forward = self._ask(plan)
         self._finish(forward)
 
-    def _max_num_nodes(self, num_sessions: int) -> int:
-        """Returns the most nodes of a session: all share the rows equally, and one of each is for its last token."""
-        max_num_nodes = max(0, self._max_rows // num_sessions - 1)
-        self._timings.max_num_nodes.add(min(max_num_nodes, MAX_ROWS))
-        return max_num_nodes
-
-    def _ask_planned(self, work: Sequence[VerifySession], segments: Sequence[Segment], started: float) -> AskedForward:
-        """Asks the device for a forward of planned rows, see `_ask`."""
-        # Without a verdict are the pieces of prompts that are not through.
-        drawing = [
-            session
-            for session, segment in zip(work, segments, strict=True)
-            if segment.num_logits > session.num_prompt_rows
-        ]
-        return self._ask(work, segments, drawing, [round_of(session) for session in drawing], started)
-
-    def _ask(
-        self,
-        work: Sequence[VerifySession],
-        segments: Sequence[Segment],
-        drawing: Sequence[VerifySession],
-        rounds: Sequence[Round],
-        started: float,
-        drawn: TokensOnDevice | None = None,
-    ) -> AskedForward:
-        """Asks the device for a forward, and for all that is read of it; waits for nothing.
-
-        Args:
-            work: The sessions.
-            segments: Rows of each; their token ids are places in `drawn`, if that is given.
-            drawing: Those of the sessions that get a verdict.
-            rounds: For each of these, how it is drawn for.
-            started: Time at which the step began.
-            drawn: Tokens that the device has, or is at. None means that token ids are known.
-        """
+    def _ask(self, plan: PlannedForward) -> AskedForward:
+        """Asks the device for a forward, and for all that is read of it; waits for nothing."""
+        drawing, rounds, segments = plan.drawing, plan.rounds, plan.segments
         contexts = Contexts(sum(segment.cache.length for segment in segments), len(segments))
         known = draws_of(rounds)
         timing = self.stopwatch.start()
         timed = time.perf_counter()
-        logits = self._runner.forward(segments, draws=None if known.is_greedy else known, drawn=drawn)
+        logits = self._runner.forward(segments, draws=None if known.is_greedy else known, drawn=plan.drawn)
         timing.stop()
         asked = time.perf_counter()
-        logits = tell_of_prompts(logits, work, segments)
+        logits = tell_of_prompts(logits, plan.work, segments)
         draws = begin_rounds(self.sampler, logits, rounds, known)
         next_tokens = begin_next_tokens(logits, drawing)
         logprobs = begin_logprobs(logits, drawing, rounds, draws.drawn) if self.works_on else tuple
@@ -288,47 +257,65 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             self._idle_since = None
         self._micro_batches.end_host_time(asked)
         self._deliver()
-        times = AskedTimes(timing, started, timed, asked)
-        return AskedForward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, logprobs, times)
+        times = AskedTimes(timing, timed, asked)
+        return AskedForward(plan, contexts, logits, draws, next_tokens, logprobs, times)
+
+    def _ask_behind(self, draft: PendingDraft, running: Sequence[VerifySession]) -> AskedForward | None:
+        """Asks the device for the round behind a draft that it is still at; None where the draft is waited for."""
+        plan = self._planner.plan_behind(draft, running)
+        if plan is None:
+            return None
+        self._idle_since = None  # the device is at the draft
+        self._micro_batches.forget_host_time()
+        return self._ask(plan)
+
+    def _ask_early(self, forward: AskedForward) -> AskedForward | None:
+        """Asks a device that works on by itself for what comes behind a forward that it is still at; None where that is
+        not known yet."""
+        if not self.works_on:
+            return None
+        plan = self._planner.plan_ahead(forward) or self._planner.plan_of_others(forward)
+        return None if plan is None else self._ask(plan)
 
     def _finish(self, forward: AskedForward) -> None:
         """Asks for the next forward if it is known, waits for this one, and makes the verdicts."""
-        self._ahead = self._ask_ahead(forward) or self._ask_for_others(forward)
+        plan = forward.plan
+        self._ahead = self._ask_early(forward)
         if self._ahead is None:
             self._deliver()  # of the other half, for which nothing was asked
         draws = forward.draws.wait()
         known_at = time.perf_counter()
-        if forward.behind is not None:
-            drawn = zip(forward.drawing, draws, strict=True)
-            self._behind_drafts.go_on(forward.behind, {each: its for each, its in drawn if self.residency.has(each)})
-        self._idle_since = known_at if forward.drawing and self._ahead is None else None
-        self._micro_batches.begin_host_time(known_at, forward.drawing)
+        if plan.behind is not None:
+            drawn = zip(plan.drawing, draws, strict=True)
+            self._behind_drafts.go_on(plan.behind, {each: its for each, its in drawn if self.residency.has(each)})
+        self._idle_since = known_at if plan.drawing and self._ahead is None else None
+        self._micro_batches.begin_host_time(known_at, plan.drawing)
         going_on = self._going_on(forward)
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
-        forward_ms = forward.times.timing.elapsed_ms() if forward.drawing else 0.0
+        forward_ms = forward.times.timing.elapsed_ms() if plan.drawing else 0.0
         # It has begun when it was asked for, or behind the one before, or behind its draft.
-        self._done_at = max(self._done_at, forward.times.timed, forward.drafted_at) + forward_ms / 1e3
+        self._done_at = max(self._done_at, forward.times.timed, plan.drafted_at) + forward_ms / 1e3
         if self._ahead is not None:
             self.counts.gaps.add(max(0.0, self._ahead.times.asked - self._done_at))
         # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
         # round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
-        is_typical = is_decoding(forward.work, forward.segments)
-        num_rows = self._measure(forward, forward_ms, is_typical=is_typical)
-        self._timings.set_others(num_rows, forward.num_rows_of_others, forward_ms)
+        is_typical = is_decoding(plan.work, plan.segments)
+        self._measure(forward, forward_ms, is_typical=is_typical)
+        self._timings.set_others(plan.num_rows, plan.num_rows_of_others, forward_ms)
         # Where these sessions have to be asked for again, the loop is told when that is done.
         is_urgent = not self.works_on or bool(going_on)
         verdicts: list[tuple[VerifySession, Verdict]] = []
         try:
-            verdicts.extend(self._judged(forward, draws, forward_ms, now, num_rows, going_on))
+            verdicts.extend(self._judged(forward, draws, forward_ms, now, going_on))
         finally:
             # Also those before one that fails the step.
             self._skip_drafts([session for session, verdict in verdicts if verdict.finish_reason is None])
             for session, verdict in verdicts:
                 is_urgent = self._take_verdict(session, verdict) or is_urgent
-        self._end_step(forward.drawing, now, is_typical=is_typical)
+        self._end_step(plan.drawing, now, is_typical=is_typical)
         if is_urgent:
             self._deliver()
 
@@ -338,7 +325,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         draws: Sequence[list[TokenId]],
         forward_ms: float,
         now: float,
-        num_rows: int,
         going_on: Collection[VerifySession],
     ) -> Iterator[tuple[VerifySession, Verdict]]:
         """Makes the verdicts of a forward.
@@ -348,20 +334,20 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             draws: The target's tokens for the rows of each session.
             forward_ms: Time of the forward.
             now: Time at which its draws were there.
-            num_rows: Rows of the forward.
             going_on: Sessions whose next row is in the cache already.
         """
-        next_tokens, first_row = forward.next_tokens(), 0
-        logprobs = forward.logprobs() or [None] * len(forward.drawing)
-        started = max(forward.times.started, forward.drafted_at)
-        for session, round_, token_ids, known in zip(forward.drawing, forward.rounds, draws, logprobs, strict=True):
+        plan, next_tokens, first_row = forward.plan, forward.next_tokens(), 0
+        num_rows = plan.num_rows
+        logprobs = forward.logprobs() or [None] * len(plan.drawing)
+        started = max(plan.started, plan.drafted_at)
+        for session, round_, token_ids, known in zip(plan.drawing, plan.rounds, draws, logprobs, strict=True):
             rows = slice(first_row, first_row + len(round_.output_indices))
             first_row = rows.stop
             if session in forward.void or not self.residency.has(session):
                 continue  # drawn for already; or closed a moment ago, by what was posted: its cache is empty
             followers = next_tokens[rows]
-            if forward.behind is not None:
-                token_ids, followers = self._behind_drafts.settle(forward.behind, session, token_ids, followers)
+            if plan.behind is not None:
+                token_ids, followers = self._behind_drafts.settle(plan.behind, session, token_ids, followers)
             if round_.structured is not None and round_.structured.error:
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
@@ -400,108 +386,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # Peers go on from a verdict: they are told at once.
         return session.is_drafting or requests.question is not None
 
-    def _ask_ahead(self, forward: AskedForward) -> AskedForward | None:
-        """Asks a device that works on by itself for the forward behind one that it is still at, if that is known to be
-        of these sessions alone: their tokens go on from where they are drawn, and the host does all that it has to do
-        meanwhile. A session that ends by its token has a row in vain.
-
-        Args:
-            forward: None of its draws is known, and none of its verdicts made yet.
-
-        Returns:
-            The next forward. None where it has to be planned.
-        """
-        drawn = forward.draws.drawn
-        if not self.works_on or drawn is None or any(len(each.output_indices) > 1 for each in forward.rounds):
-            return None
-        sharing = {session for session in self.residency.residents if not session.is_paused}
-        if not sharing.issubset(forward.drawing) or not sharing.isdisjoint(forward.void):
-            return None
-        going, segments, rounds = [], [], []
-        for place, (session, round_) in enumerate(zip(forward.drawing, forward.rounds, strict=True)):
-            if session not in sharing:
-                continue
-            generation = session.session
-            # What came since this round was asked for may have changed its strategy.
-            if not (generation.is_as_drawn and session.choice.goes_on_plain):
-                return None
-            # What is read of these logits behind the verdict would be waited for behind the next ones.
-            report = generation.spec.report
-            if session.num_prompt_rows or (report.logprobs is not None and report.logprobs_mode.is_processed):
-                return None
-            if generation.num_wanted <= 1:
-                continue
-            segment = Segment(session.cache, [place], 1)
-            if not self._has_free_room(segment.cache, len(segment.token_ids)):
-                return None
-            going.append(session)
-            segments.append(segment)
-            rounds.append(round_._replace(output_indices=[round_.output_indices[0] + 1]))
-        if not going:
-            return None
-        return self._ask(going, segments, going, rounds, time.perf_counter(), drawn.on_device)
-
-    def _ask_behind(self, draft: PendingDraft, running: Sequence[VerifySession]) -> AskedForward | None:
-        """Asks the device for the round behind a draft that it is still at (`outrider.verifier.rounds_behind_drafts`).
-
-        Args:
-            draft: The draft.
-            running: All sessions that share forwards.
-
-        Returns:
-            The forward. None where the draft is waited for.
-        """
-        if not self.works_on or not running:
-            return None
-        behind = self._behind_drafts.plan(draft, running, self._max_num_nodes(len(running)))
-        # Nothing is taken from others: then the draft is told of as any other.
-        if behind is None or not all(
-            self._has_free_room(each.cache, 1 + its.num_nodes) for each, its in behind.rows.items()
-        ):
-            return None
-        if not draft.claim():
-            return None
-        started = time.perf_counter()
-        segments = behind.begin(started)
-        self._idle_since = None  # the device is at the draft
-        self._micro_batches.forget_host_time()
-        rounds, tokens = [round_of(session) for session in running], behind.tokens(self._runner.vocab_size)
-        return self._ask(running, segments, running, rounds, started, tokens)._replace(behind=behind)
-
-    def _ask_for_others(self, forward: AskedForward) -> AskedForward | None:
-        """Asks a device for the forward of all sessions that are not in the one that it is at, if they are ready and
-        that pays: while it is at theirs, the host works for those of this one (`outrider.verifier.micro_batches`).
-
-        Returns:
-            The next forward. None where all are planned together.
-        """
-        if not self.works_on:
-            return None
-        in_forward = set(forward.work)
-        running = [session for session in forward.work if self.residency.has(session)]
-        others = [each for each in self.residency.residents if each not in in_forward and not each.is_paused]
-        if not others or not self._micro_batches.may_go_on([*running, *others]):
-            return None
-        started, ready_since = time.perf_counter(), [session.ready_since for session in others]
-        ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0))
-        max_num_nodes = self._max_num_nodes(len(running) + len(others))
-        if len(ready) < len(others) or not self._micro_batches.go_on(running, ready, max_num_nodes):
-            for session, since in zip(others, ready_since, strict=True):
-                session.ready_since = since  # nothing could have begun yet that they were held back from
-            return None
-        # Who loses room to them, though its forward is running, gets no verdict, and reads its text again.
-        work, segments = self._segments(ready, max_num_nodes)
-        if not segments:
-            return None
-        ahead = self._ask_planned(work, segments, started)
-        return ahead._replace(num_rows_of_others=sum(len(segment.token_ids) for segment in forward.segments))
-
     def _going_on(self, forward: AskedForward) -> Collection[VerifySession]:
         """Returns the sessions of a forward whose rows are in the next one, which the device has been asked for."""
         if self._ahead is None or forward.draws.drawn is None:
             return ()
-        going_on = set(self._ahead.work).intersection(forward.work)
-        unsettled = {forward.drawing[row] for row in forward.draws.drawn.unsettled}
+        going_on = set(self._ahead.plan.work).intersection(forward.plan.work)
+        unsettled = {forward.plan.drawing[row] for row in forward.draws.drawn.unsettled}
         if going_on and unsettled:
             # The device has gone on from other tokens.
             self._ahead = self._ahead._replace(void=unsettled)
@@ -524,61 +414,15 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         shares = [session.choice.take_share() for session in sessions]
         self._timings.end_step(shares, now, is_typical=is_typical)
 
-    def _segments(self, work: Sequence[VerifySession], max_num_nodes: int) -> tuple[list[VerifySession], list[Segment]]:
-        """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts.
-
-        Args:
-            work: The sessions, the oldest first.
-            max_num_nodes: Most nodes of each.
-
-        Returns:
-            Those that have rows in it, and their rows.
-        """
-        missing = {session: session.num_missing for session in work if session.is_prefilling}
-        prefill_rows = self._prefill_turns.shares(missing)
-        chosen, segments = [], []
-        # The oldest first: younger ones may lose their room to them.
-        for session in work:
-            if session not in missing or session in prefill_rows:
-                try:
-                    segment = self._segment(session, prefill_rows.get(session, 0), max_num_nodes)
-                except Exception:
-                    self.lose(session.session.spec.session_id)
-                    continue
-                if segment is not None:
-                    chosen.append(session)
-                    segments.append(segment)
-        return chosen, segments
-
-    def _segment(self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int) -> Segment | None:
-        """Makes a session's rows and room for them; None if it has lost its room."""
-        if not self.residency.has(session):
-            return None  # an older one has needed it, in this step
-        segment = session.segment(max_prefill_rows, max_num_nodes)
-        if session.nodes and not self._has_free_room(segment.cache, len(segment.token_ids)):
-            # Drafts are the first that go: they cost nobody anything but the tokens that they would have brought.
-            segment = session.segment(max_prefill_rows, 0)
-        return segment if self.residency.reserve(session, len(segment.token_ids)) else None
-
-    def _has_free_room(self, cache: KVCache, num_rows: int) -> bool:
-        try:
-            cache.reserve(cache.length + num_rows, may_evict=False)
-        except OutOfBlocks:
-            return False
-        return True
-
-    def _measure(self, forward: AskedForward, forward_ms: float, *, is_typical: bool) -> int:
-        """Counts a forward and its time, and learns from it if that is typical; returns its rows."""
-        num_rows = sum(len(segment.token_ids) for segment in forward.segments)
-        if forward.drawing:
+    def _measure(self, forward: AskedForward, forward_ms: float, *, is_typical: bool) -> None:
+        """Counts a forward and its time, and learns from it if that is typical."""
+        num_rows = forward.plan.num_rows
+        if forward.plan.drawing:
             self.counts.add_forward(forward_ms, num_rows)
         # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
-        if any(session.choice.is_probing for session in self.sessions.values()):
-            return num_rows
-        if is_typical:
+        if is_typical and not any(session.choice.is_probing for session in self.sessions.values()):
             self._timings.forward_ms.add(forward_ms)
             self._timings.forward_times.observe(num_rows, forward_ms, forward.contexts)
-        return num_rows
 
 
 def _logprobs(

@@ -11,6 +11,7 @@ from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.models.logprobs import begin_drawn_logprobs, without_prompts
 from outrider.models.packing import Segment
+from outrider.models.pending_draft import TokensOnDevice
 from outrider.models.ratio import PendingRounds, Round
 from outrider.models.sampling import DrawnTokens, Logits, begin_most_probable
 from outrider.models.timing import Timing
@@ -22,24 +23,46 @@ class AskedTimes(NamedTuple):
     """Holds the times of a forward that the device has been asked for."""
 
     timing: Timing
-    started: float
-    """Time at which the step began."""
     timed: float
     """Time from which `timing` measures, if the device had nothing else to do then."""
     asked: float
     """Time at which the device had been asked."""
 
 
-class AskedForward(NamedTuple):
-    """A forward that the device has been asked for, and for the draws behind it."""
+class PlannedForward(NamedTuple):
+    """Describes a forward: its rows, and what is drawn behind them."""
 
     work: Sequence[VerifySession]
     segments: Sequence[Segment]
-    """Rows of each session."""
+    """Rows of each session; their token ids are places in `drawn`, if that is given."""
     drawing: Sequence[VerifySession]
     """Those of the sessions that get a verdict."""
     rounds: Sequence[Round]
     """For each of these, how it is drawn for."""
+    started: float
+    """Time at which the step began."""
+    drawn: TokensOnDevice | None = None
+    """Tokens that the device has, or is at. None means that token ids are known."""
+    behind: RoundBehind | None = None
+    """What the rows are of a forward behind a draft that the host does not know yet. None for any other forward."""
+    num_rows_of_others: int = 0
+    """Rows of the forward of other sessions that the device is at when it is asked for this one. 0 if it is not."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all sessions."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def drafted_at(self) -> float:
+        """Time at which the draft of `behind` was there. 0 means that there is none."""
+        return 0.0 if self.behind is None else self.behind.draft.ended_at
+
+
+class AskedForward(NamedTuple):
+    """A forward that the device has been asked for, and for the draws behind it."""
+
+    plan: PlannedForward
     contexts: Contexts
     logits: Logits
     """Those that are drawn from."""
@@ -51,18 +74,8 @@ class AskedForward(NamedTuple):
     """Waits for the log-probabilities of draws: for each round its token's, None where they are found behind the
     verdict. Empty if they all are."""
     times: AskedTimes
-    num_rows_of_others: int = 0
-    """Rows of the forward of other sessions that the device was at when it was asked for this one. 0 if it was not."""
     void: Collection[VerifySession] = ()
     """Those of the sessions whose rows mean nothing: the host has drawn other tokens for them."""
-    behind: RoundBehind | None = None
-    """The rows of a forward that was asked for behind a draft that the host did not know yet. None means that the host
-    knew all of its tokens."""
-
-    @property
-    def drafted_at(self) -> float:
-        """Time at which that draft was there. 0 means that there is none."""
-        return 0.0 if self.behind is None else self.behind.draft.ended_at
 
 
 def ready_sessions(

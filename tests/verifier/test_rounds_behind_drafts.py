@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from outrider.core.auto.strategies import Strategy
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import (
     AcceptanceRule,
@@ -351,23 +352,34 @@ def test_what_the_draft_model_is_told_of_is_what_the_verdict_commits() -> None:
 class Told:
     """A draft model that is told what was kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, sessions: Sequence[VerifySession] = ()) -> None:
+        """
+        Args:
+            sessions: Those whose committed tokens are counted whenever it is told.
+        """
         self.kept: list[dict[int, list[int]]] = []
+        self.num_committed: list[list[int]] = []
+        self._sessions = sessions
 
     def commit(self, draft: PendingDraft, kept: Mapping[int, Sequence[int]]) -> None:
         self.kept.append({chain: list(token_ids) for chain, token_ids in kept.items()})
+        self.num_committed.append([len(session.session.committed) for session in self._sessions])
         draft.has_gone_on()
 
 
 def told_of(
     sessions: Sequence[VerifySession], draws: Sequence[int], *, ends: bool = True
-) -> list[dict[int, list[int]]]:
+) -> list[dict[int, list[int]]] | None:
+    """What the draft model is told before the verdicts are made. None if they are waited for."""
     told = Told()
     draft = a_draft(*(session.session.spec.session_id for session in sessions), commit=told.commit)
     if ends:
         draft.end([[[10, 20, 30], [11, 21, 31]]] * len(sessions))
     behind = RoundBehind(draft, {session: rows_behind(number, 2, 1) for number, session in enumerate(sessions)})
-    rounds().go_on(behind, dict.fromkeys(sessions, draws))
+    kept = behind.kept(dict.fromkeys(sessions, draws))
+    if kept is None:
+        return None
+    behind.go_on(kept)
     return told.kept
 
 
@@ -398,13 +410,13 @@ def test_who_may_go_on_in_another_way_is_told_of_by_its_verdict(
 ) -> None:
     going, auto = in_turns(engine), in_turns(engine)
     monkeypatch.setattr(auto.choice, "is_auto", True)
-    assert told_of([going, auto], [10, 5, 0, 0, 0]) == []
+    assert told_of([going, auto], [10, 5, 0, 0, 0]) is None
 
 
 def test_where_a_text_may_be_cut_the_draft_model_waits_for_the_verdicts(engine: Engine) -> None:
     going, may_stop = in_turns(engine), in_turns(engine)
     cast(Any, may_stop.session)._endings.append(SimpleNamespace(take=lambda _: None))
-    assert told_of([going, may_stop], [10, 5, 0, 0, 0]) == []
+    assert told_of([going, may_stop], [10, 5, 0, 0, 0]) is None
 
 
 @pytest.fixture
@@ -471,6 +483,68 @@ def test_the_device_is_asked_before_the_draft_is_known_and_keeps_what_was_accept
     assert [keys_of(session) for session in (first, second)] == [[1, 2, 8], [1, 2, 3, 4]]
     assert [session.num_missing for session in (first, second)] == [1, 1]
     assert (first.rows, first.begins_early) == (None, False)
+
+
+def told_in_a_round(engine: Engine, sessions: Sequence[VerifySession]) -> Told:
+    """Verifies two sessions behind a draft; returns what the draft model was told."""
+    told = Told(sessions)
+    draft = pending_draft([2, 2], CHAINS, [("0", 3), ("1", 3)], commit=told.commit)
+    assert follow(engine, draft) == sessions
+    draft.end(CHAINS)
+    engine.step(list(sessions))
+    return told
+
+
+def test_the_draft_model_goes_on_before_the_verdicts_are_made(
+    engine: Engine, device: Asynchronous, marks: list[list[int]]
+) -> None:
+    told = told_in_a_round(engine, [in_turns(engine), in_turns(engine)])
+    assert told.kept == [{0: [7, 7, 7], 1: [7, 7, 7, 7]}]
+    assert told.num_committed == [[3, 3]]
+
+
+def test_where_that_is_known_by_the_verdicts_alone_it_goes_on_when_they_are_made(
+    engine: Engine, device: Asynchronous, marks: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [in_turns(engine), in_turns(engine)]
+    monkeypatch.setattr(sessions[1].choice, "is_auto", True)
+    monkeypatch.setattr(sessions[1].choice, "choose", lambda: None)
+    told = told_in_a_round(engine, sessions)
+    assert told.kept == [{0: [7, 7, 7], 1: [7, 7, 7, 7]}]
+    assert told.num_committed == [[6, 7]]
+
+
+def test_it_does_not_go_on_behind_verdicts_that_end_a_text(
+    engine: Engine, device: Asynchronous, marks: list[list[int]]
+) -> None:
+    stopped, may_stop = in_turns(engine), in_turns(engine)
+    set_spec(stopped, max_tokens=3)
+    cast(Any, may_stop.session)._endings.append(SimpleNamespace(take=lambda _: None))
+    assert told_in_a_round(engine, [stopped, may_stop]).kept == [{1: [7, 7, 7, 7]}]
+
+
+def test_it_does_not_go_on_where_the_next_round_has_no_draft(
+    engine: Engine, device: Asynchronous, marks: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [in_turns(engine, retrieval=True, sources=(Source.POOL,)) for _ in range(2)]
+
+    def skip(skipping: Sequence[VerifySession], *_: object) -> None:
+        for session in skipping:
+            session.skip_draft()
+
+    monkeypatch.setattr(engine._draft_skips, "choose", skip)
+    assert told_in_a_round(engine, sessions).kept == []
+    assert [len(session.session.committed) for session in sessions] == [6, 7]
+
+
+def test_it_does_not_go_on_for_a_session_that_has_chosen_to_go_without_it(
+    engine: Engine, device: Asynchronous, marks: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [in_turns(engine), in_turns(engine)]
+    choice = sessions[0].choice
+    monkeypatch.setattr(choice, "is_auto", True)
+    monkeypatch.setattr(choice, "choose", lambda: setattr(choice, "strategy", Strategy(Method.OFF)))
+    assert told_in_a_round(engine, sessions).kept == [{1: [7, 7, 7, 7]}]
 
 
 def test_beside_a_chain_that_ends_early_the_rows_that_were_accepted_are_kept(

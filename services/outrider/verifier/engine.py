@@ -32,7 +32,7 @@ from outrider.verifier.forward_planner import ForwardPlanner
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.micro_batches import MicroBatches
-from outrider.verifier.rounds_behind_drafts import RoundsBehindDrafts
+from outrider.verifier.rounds_behind_drafts import RoundBehind, RoundsBehindDrafts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.shared_forward import (
     AskedForward,
@@ -285,9 +285,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             self._deliver()  # of the other half, for which nothing was asked
         draws = forward.draws.wait()
         known_at = time.perf_counter()
+        kept = None
         if plan.behind is not None:
             drawn = zip(plan.drawing, draws, strict=True)
-            self._behind_drafts.go_on(plan.behind, {each: its for each, its in drawn if self.residency.has(each)})
+            kept = plan.behind.kept({each: its for each, its in drawn if self.residency.has(each)})
+            if kept:
+                plan.behind.go_on(kept)
         self._idle_since = known_at if plan.drawing and self._ahead is None else None
         self._micro_batches.begin_host_time(known_at, plan.drawing)
         going_on = self._going_on(forward)
@@ -312,9 +315,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             verdicts.extend(self._judged(forward, draws, forward_ms, now, going_on))
         finally:
             # Also those before one that fails the step.
-            self._skip_drafts([session for session, verdict in verdicts if verdict.finish_reason is None])
-            for session, verdict in verdicts:
-                is_urgent = self._take_verdict(session, verdict) or is_urgent
+            is_urgent = self._take_verdicts(verdicts, plan.behind if kept is None else None) or is_urgent
         self._end_step(plan.drawing, now, is_typical=is_typical)
         if is_urgent:
             self._deliver()
@@ -376,6 +377,22 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             timings = self._timings
             round_ms = timings.forward_ms.get(0.0) + timings.overhead_ms(Activity.DRAFTING)
             self._draft_skips.choose(going_on, round_ms, timings.speculator_ms.value)
+
+    def _take_verdicts(self, verdicts: Sequence[tuple[VerifySession, Verdict]], behind: RoundBehind | None) -> bool:
+        """Takes verdicts to tell the loop of; returns True if that is urgent.
+
+        Args:
+            verdicts: Those of a forward.
+            behind: Its rows, if the draft model has to be told what they have kept. None means that it has been, or
+                that the loop tells it.
+        """
+        going_on = [(session, verdict) for session, verdict in verdicts if verdict.finish_reason is None]
+        self._skip_drafts([session for session, _ in going_on])
+        if behind is not None:
+            # Who may go on in several ways has chosen by now.
+            behind.go_on({session: verdict.token_ids for session, verdict in going_on if session.is_drafting})
+        urgent = [self._take_verdict(session, verdict) for session, verdict in verdicts]
+        return any(urgent)
 
     def _take_verdict(self, session: VerifySession, verdict: Verdict) -> bool:
         """Takes a verdict to tell the loop of; returns True if that is urgent."""

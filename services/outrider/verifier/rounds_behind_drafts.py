@@ -143,6 +143,39 @@ class RoundBehind(NamedTuple):
         known = [node.token_id for rows in self.rows.values() for node in rows.known]
         return self.draft.tokens_with(known, vocab_size)
 
+    def kept(
+        self, draws: Mapping[VerifySession, Sequence[TokenId]]
+    ) -> Mapping[VerifySession, Sequence[TokenId]] | None:
+        """Returns what the round commits of texts that do not end with it. None where only the verdicts tell that, or
+        who waits for another draft: all drafts begin together.
+
+        Args:
+            draws: The target's token for each row of each session that goes on.
+        """
+        kept: dict[VerifySession, Sequence[TokenId]] = {}
+        for session, of_session in draws.items():
+            rows = self.rows[session]
+            if session.session.may_cut_text or session.choice.is_auto or session.may_skip_draft or rows.known:
+                return None
+            token_ids = rows.kept(self.found(session), of_session)
+            if not session.ends_with(token_ids):
+                kept[session] = token_ids
+        return kept
+
+    def go_on(self, kept: Mapping[VerifySession, Sequence[TokenId]]) -> None:
+        """Has the draft model go on from what the round commits.
+
+        Args:
+            kept: The tokens of each session that waits for another draft.
+        """
+        by_chain = {
+            self.rows[session].chain: token_ids
+            for session, token_ids in kept.items()
+            if max(token_ids) < session.session.spec.vocab_size
+        }
+        if by_chain:
+            self.draft.go_on(by_chain)
+
     def found(self, session: VerifySession) -> Sequence[Sequence[TokenId]]:
         """Returns the best tokens of each step of a session's chain, none where the draft model has failed."""
         found = self.draft.found()
@@ -210,25 +243,6 @@ class RoundsBehindDrafts:
         if not _may_branch(session):
             return max_num_nodes
         return min(max_num_nodes, session.session.spec.speculation.max_rows or self._timings.max_num_rows)
-
-    def go_on(self, behind: RoundBehind, draws: Mapping[VerifySession, Sequence[TokenId]]) -> None:
-        """Has the draft model go on from what a round has kept, before its verdicts are made.
-
-        Args:
-            behind: The round.
-            draws: The target's token for each row of each session that goes on.
-        """
-        kept: dict[int, Sequence[TokenId]] = {}
-        for session, of_session in draws.items():
-            rows, generation = behind.rows[session], session.session
-            # What is kept, or whether it is drafted for, is known with the verdict; and all drafts begin together.
-            if generation.may_cut_text or session.choice.is_auto or session.may_skip_draft or rows.known:
-                return
-            token_ids = rows.kept(behind.found(session), of_session)
-            if not session.ends_with(token_ids) and max(token_ids) < generation.spec.vocab_size:
-                kept[rows.chain] = token_ids
-        if kept:
-            behind.draft.go_on(kept)
 
     def settle(
         self,

@@ -2,8 +2,9 @@
 
 The target's rows are laid out for a chain of as many tokens as the draft model makes steps, and for some of its next
 best tokens beside each. Which tokens these are, the device knows when it comes to them, and the host when it makes the
-verdict. So neither what the host makes of a draft nor the packing of the target's rows keeps the device waiting. Before
-the verdict, the draft model is told what was kept: it goes on while the host makes the rest.
+verdict. So neither what the host makes of a draft nor the packing of the target's rows keeps the device waiting. The
+draft model is told what was kept before the verdicts are made where that can be known, and goes on while the host makes
+the rest; elsewhere as soon as they are made.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class PlannedForward(NamedTuple):
     drawn: TokensOnDevice | None = None
     """Tokens that the device has, or is at. None means that token ids are known."""
     behind: RoundBehind | None = None
-    """What the rows are of a forward behind a draft that the host does not know yet. None for any other forward."""
+    """The rows behind a draft that the host does not know yet. None for any other forward."""
     num_rows_of_others: int = 0
     """Rows of the forward of other sessions that the device is at when it is asked for this one. 0 if it is not."""
 

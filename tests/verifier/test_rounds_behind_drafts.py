@@ -25,6 +25,7 @@ from outrider.core.params import (
 )
 from outrider.core.reports import ReportParams
 from outrider.core.session import Session, SessionSpec
+from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft, Node
 from outrider.models.pending_draft import NUM_BEST, PendingDraft
 from outrider.verifier.engine import Engine
@@ -485,11 +486,15 @@ def test_the_device_is_asked_before_the_draft_is_known_and_keeps_what_was_accept
     assert (first.rows, first.begins_early) == (None, False)
 
 
-def told_in_a_round(engine: Engine, sessions: Sequence[VerifySession]) -> Told:
-    """Verifies two sessions behind a draft; returns what the draft model was told."""
+def told_in_a_round(
+    engine: Engine, sessions: Sequence[VerifySession], meanwhile: Callable[[], object] = lambda: None
+) -> Told:
+    """Verifies two sessions behind a draft; returns what the draft model was told. `meanwhile` is called while the
+    device is at it."""
     told = Told(sessions)
     draft = pending_draft([2, 2], CHAINS, [("0", 3), ("1", 3)], commit=told.commit)
     assert follow(engine, draft) == sessions
+    meanwhile()
     draft.end(CHAINS)
     engine.step(list(sessions))
     return told
@@ -508,19 +513,20 @@ def test_where_that_is_known_by_the_verdicts_alone_it_goes_on_when_they_are_made
 ) -> None:
     sessions = [in_turns(engine), in_turns(engine)]
     monkeypatch.setattr(sessions[1].choice, "is_auto", True)
-    monkeypatch.setattr(sessions[1].choice, "choose", lambda: None)
+    monkeypatch.setattr(sessions[1].choice, "_chosen", lambda: sessions[1].choice.strategy)
     told = told_in_a_round(engine, sessions)
     assert told.kept == [{0: [7, 7, 7], 1: [7, 7, 7, 7]}]
     assert told.num_committed == [[6, 7]]
 
 
-def test_it_does_not_go_on_behind_verdicts_that_end_a_text(
+def test_where_a_verdict_ends_a_text_nobody_waits_for_the_draft_model(
     engine: Engine, device: Asynchronous, marks: list[list[int]]
 ) -> None:
     stopped, may_stop = in_turns(engine), in_turns(engine)
     set_spec(stopped, max_tokens=3)
     cast(Any, may_stop.session)._endings.append(SimpleNamespace(take=lambda _: None))
-    assert told_in_a_round(engine, [stopped, may_stop]).kept == [{1: [7, 7, 7, 7]}]
+    assert told_in_a_round(engine, [stopped, may_stop]).kept == []
+    assert len(may_stop.session.committed) == 7
 
 
 def test_it_does_not_go_on_where_the_next_round_has_no_draft(
@@ -537,14 +543,28 @@ def test_it_does_not_go_on_where_the_next_round_has_no_draft(
     assert [len(session.session.committed) for session in sessions] == [6, 7]
 
 
-def test_it_does_not_go_on_for_a_session_that_has_chosen_to_go_without_it(
-    engine: Engine, device: Asynchronous, marks: list[list[int]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("chosen", [Strategy(Method.OFF), Strategy(Method.DOUBLE, Rows.CHAIN, retrieval=True)])
+def test_it_does_not_go_on_by_the_strategy_before_where_a_session_has_chosen_another(
+    engine: Engine, device: Asynchronous, marks: list[list[int]], monkeypatch: pytest.MonkeyPatch, chosen: Strategy
 ) -> None:
     sessions = [in_turns(engine), in_turns(engine)]
-    choice = sessions[0].choice
-    monkeypatch.setattr(choice, "is_auto", True)
-    monkeypatch.setattr(choice, "choose", lambda: setattr(choice, "strategy", Strategy(Method.OFF)))
-    assert told_in_a_round(engine, sessions).kept == [{1: [7, 7, 7, 7]}]
+    monkeypatch.setattr(sessions[0].choice, "is_auto", True)
+    monkeypatch.setattr(sessions[0].choice, "_chosen", lambda: chosen)
+    assert told_in_a_round(engine, sessions).kept == []
+    assert sessions[0].choice.strategy == chosen
+
+
+def test_where_a_session_has_lost_its_drafter_the_others_hear_by_the_loop(
+    engine: Engine, device: Asynchronous, marks: list[list[int]]
+) -> None:
+    sessions = [in_turns(engine), in_turns(engine)]
+    cast(Any, sessions[0].session)._endings.append(SimpleNamespace(take=lambda _: None))
+
+    def lose_one() -> None:
+        engine.post("1", lambda each: each.detach(Peer.SPECULATOR, Absence.LOST))
+
+    assert told_in_a_round(engine, sessions, meanwhile=lose_one).kept == []
+    assert [len(session.session.committed) for session in sessions] == [6, 7]
 
 
 def test_beside_a_chain_that_ends_early_the_rows_that_were_accepted_are_kept(

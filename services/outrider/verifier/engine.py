@@ -315,7 +315,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             verdicts.extend(self._judged(forward, draws, forward_ms, now, going_on))
         finally:
             # Also those before one that fails the step.
-            is_urgent = self._take_verdicts(verdicts, plan.behind if kept is None else None) or is_urgent
+            unsure = plan.behind if kept is None else None
+            is_urgent = self._take_verdicts(verdicts, unsure) or is_urgent
         self._end_step(plan.drawing, now, is_typical=is_typical)
         if is_urgent:
             self._deliver()
@@ -383,14 +384,17 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
         Args:
             verdicts: Those of a forward.
-            behind: Its rows, if the draft model has to be told what they have kept. None means that it has been, or
-                that the loop tells it.
+            behind: Its rows, if it was not known before what they keep, and who waits for another draft. None for any
+                other forward.
         """
         going_on = [(session, verdict) for session, verdict in verdicts if verdict.finish_reason is None]
         self._skip_drafts([session for session, _ in going_on])
         if behind is not None:
-            # Who may go on in several ways has chosen by now.
-            behind.go_on({session: verdict.token_ids for session, verdict in going_on if session.is_drafting})
+            # Of others the loop tells the draft model: by it a new strategy comes together with what was kept, and
+            # nobody else's verdict waits for the draft model's thread.
+            as_before = [each for each in going_on if each[0].is_drafting and not each[0].choice.has_changed]
+            if len(as_before) == len(behind.rows):
+                behind.go_on({session: verdict.token_ids for session, verdict in as_before})
         urgent = [self._take_verdict(session, verdict) for session, verdict in verdicts]
         return any(urgent)
 

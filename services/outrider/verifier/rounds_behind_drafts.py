@@ -147,8 +147,8 @@ class RoundBehind(NamedTuple):
     def kept(
         self, draws: Mapping[VerifySession, Sequence[TokenId]]
     ) -> Mapping[VerifySession, Sequence[TokenId]] | None:
-        """Returns what the round commits of texts that do not end with it. None where only the verdicts tell that, or
-        who waits for another draft: all drafts begin together.
+        """Returns what the round commits of each session that waits for another draft: of those whose texts do not end.
+        None where only the verdicts tell that: all drafts begin together.
 
         Args:
             draws: The target's token for each row of each session that goes on.
@@ -169,6 +169,7 @@ class RoundBehind(NamedTuple):
         Args:
             kept: The tokens of each session that waits for another draft.
         """
+        # Others are none that a tree takes: such a session is lost with its verdict.
         by_chain = {
             self.rows[session].chain: token_ids
             for session, token_ids in kept.items()

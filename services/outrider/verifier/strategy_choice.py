@@ -24,6 +24,8 @@ class StrategyChoice:
         self._strategies = strategies_of(spec.speculation, shares_gpu=spec.shares_gpu)
         self.strategy = self._strategies[0]
         """That of the next round."""
+        self.has_changed = False
+        """True if the latest choice was another than the one before."""
         self.is_auto = spec.speculation.method is Method.AUTO
         """True if there are several."""
         self._usable = self._strategies
@@ -43,16 +45,18 @@ class StrategyChoice:
 
     def choose(self) -> None:
         """Chooses the strategy of the next round."""
-        if not self.is_auto:
-            return
+        if self.is_auto:
+            before, self.strategy = self.strategy, self._chosen()
+            self.has_changed = self.strategy != before
+
+    def _chosen(self) -> Strategy:
         if self._timings.num_sessions > 1:
             self._chooser = self._timings.group.leader(self._strategies)
-            self.strategy = self._chooser.strategy_for(self._usable)
-            return
+            return self._chooser.strategy_for(self._usable)
         if not isinstance(self._chooser, Controller):
             # A new one: what an earlier one knew of the drafter is over since others have decided.
             self._chooser = self._new_controller()
-        self.strategy = self._chooser.strategy()
+        return self._chooser.strategy()
 
     def _new_controller(self) -> Controller:
         temperature, length = self._spec.sampling.temperature, len(self._spec.prompt_token_ids)

@@ -51,6 +51,15 @@ def test_a_row_has_the_same_bits_whatever_rows_stand_beside_it() -> None:
         assert torch.equal(product(x[-num_rows:]), alone[-num_rows:])
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 16, 31])
+def test_bits_do_not_depend_on_the_number_of_threads(num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    product, x = PanelProduct(torch.randn(608, 514).bfloat16()), torch.randn(num_rows, 514).bfloat16()
+    found = product(x)
+    torch.set_num_threads(3 - torch.get_num_threads())
+    assert torch.equal(product(x), found)
+
+
 def test_rows_that_do_not_lie_side_by_side_are_read_as_they_are() -> None:
     torch.manual_seed(0)
     product, x = PanelProduct(torch.randn(32, 64).bfloat16()), torch.randn(4, 128).bfloat16()

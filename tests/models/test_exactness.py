@@ -164,3 +164,18 @@ def test_rows_that_fill_up_a_forward_change_nobodys_logits(min_rows: int) -> Non
         runner.forward([Segment(cache, TEXT[:1], 0)])
         found = runner.forward([*beside, Segment(cache, TEXT[1:2], 1)])
         torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("llama", torch.float32), ("qwen3", torch.bfloat16)])
+def test_one_thread_and_two_give_the_same_bits(family: str, dtype: torch.dtype) -> None:
+    runner, before, found = a_runner(family, dtype), torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            cache = runner.new_cache()
+            pieces = TEXT[:100], TEXT[100:101], TEXT[101:]
+            found.append(torch.cat([runner.forward([Segment(cache, piece, len(piece))]) for piece in pieces]))
+            cache.clear()
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)

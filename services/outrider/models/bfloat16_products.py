@@ -19,13 +19,15 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from outrider.models.kernels import Array, Kernel, add_and_norm, as_array, gate_silu, inlined
+from outrider.models.kernels import Array, Kernel, add_and_norm, as_array, gate_silu
 from outrider.models.vectors import INDEX, LANE, cgutils, intrinsic, loop, matrices
 
 PANEL = 32
 """Outputs that are computed together: two vectors of sums a row."""
 MAX_GROUP = 14
 """Most rows that are multiplied together."""
+PAIRS_AT_ONCE = 64
+"""Pairs of inputs that a thread lays side by side at a time."""
 _NUM_SUMS = 16
 _SUMS = ir.VectorType(ir.FloatType(), _NUM_SUMS)
 _PAIRS = ir.VectorType(LANE, _NUM_SUMS)
@@ -150,17 +152,17 @@ def _spread(builder: Any, number: Any) -> Any:
     )
 
 
-_add_and_norm, _gate_silu = add_and_norm.inlined, gate_silu.inlined
-
-_multiply_2, _multiply_4, _multiply_6 = _make_multiply(2), _make_multiply(4), _make_multiply(6)
+_multiply_1, _multiply_2, _multiply_4, _multiply_6 = (_make_multiply(num_rows) for num_rows in (1, 2, 4, 6))
 _multiply_8, _multiply_10, _multiply_12 = _make_multiply(8), _make_multiply(10), _make_multiply(12)
 _multiply_14 = _make_multiply(14)
 
 
 @numba.njit(inline="always")
 def _group_size(num_left: Any) -> Any:  # pragma: no cover
-    """Returns how many of the rows that are left are multiplied together: an even number, the last of them nobody's if
-    they are odd. Groups are as large as one another, as far as that goes."""
+    """Returns how many of the rows that are left are multiplied together: one, or an even number, the last of them
+    nobody's if they are odd. Groups are as large as one another, as far as that goes."""
+    if num_left == 1:
+        return 1
     num_groups = (num_left + MAX_GROUP - 1) // MAX_GROUP
     return (num_left + 2 * num_groups - 1) // (2 * num_groups) * 2
 
@@ -173,7 +175,9 @@ def _multiply_panel(
     row = 0
     while row < num_rows:
         size = _group_size(num_rows - row)
-        if size == 2:
+        if size == 1:
+            _multiply_1(side_by_side, panels, bias, out, row, num_rows, panel)
+        elif size == 2:
             _multiply_2(side_by_side, panels, bias, out, row, num_rows, panel)
         elif size == 4:
             _multiply_4(side_by_side, panels, bias, out, row, num_rows, panel)
@@ -190,23 +194,6 @@ def _multiply_panel(
         row += size
 
 
-@inlined
-def _multiply(x: Any, panels: Any, bias: Any, out: Any) -> None:  # pragma: no cover
-    pairs = x.view(np.int32)
-    num_rows, num_pairs = pairs.shape
-    # Rows that are multiplied together are read together: a stream for each of them would be too many.
-    side_by_side = np.zeros((num_rows + num_rows % 2) * num_pairs, np.int32)
-    first = 0
-    while first < num_rows:
-        size = _group_size(num_rows - first)
-        for row in range(min(size, num_rows - first)):
-            for pair in range(num_pairs):
-                side_by_side[first * num_pairs + pair * size + row] = pairs[first + row, pair]
-        first += size
-    for panel in numba.prange(panels.shape[0]):
-        _multiply_panel(side_by_side, panels, bias, out, num_rows, panel)
-
-
 @Kernel
 def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:  # pragma: no cover
     """Computes `x @ weight.T + bias`.
@@ -217,7 +204,26 @@ def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:
         bias: float32 [out].
         out: bfloat16's bits [rows, out], written.
     """
-    _multiply(x, panels, bias, out)
+    pairs = x.view(np.int32)
+    num_rows, num_pairs = pairs.shape
+    side_by_side = pairs[0]
+    if num_rows > 1:
+        # Rows that are multiplied together are read together: a stream for each of them would be too many.
+        side_by_side = np.empty((num_rows + num_rows % 2) * num_pairs, np.int32)
+        for block in numba.prange((num_pairs + PAIRS_AT_ONCE - 1) // PAIRS_AT_ONCE):
+            begin, end = block * PAIRS_AT_ONCE, min((block + 1) * PAIRS_AT_ONCE, num_pairs)
+            first = 0
+            while first < num_rows:
+                size = _group_size(num_rows - first)
+                for row in range(min(size, num_rows - first)):
+                    for pair in range(begin, end):
+                        side_by_side[first * num_pairs + pair * size + row] = pairs[first + row, pair]
+                first += size
+    for panel in numba.prange(panels.shape[0]):
+        _multiply_panel(side_by_side, panels, bias, out, num_rows, panel)
+
+
+_multiply, _add_and_norm, _gate_silu = multiply_bfloat16.compiled, add_and_norm.compiled, gate_silu.compiled
 
 
 @Kernel

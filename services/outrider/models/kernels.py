@@ -57,7 +57,7 @@ BLOCK = 256
 FAST_MATH = {"contract", "reassoc", "nsz"}
 
 _LOCK = threading.Lock()
-"""numba's own pool of threads takes one call at a time."""
+"""Held by a call that uses several threads, or numba's own pool, which takes one call at a time."""
 
 
 def _start_threads() -> None:
@@ -68,35 +68,40 @@ def _start_threads() -> None:
 
 
 _start_threads()
+_MAY_OVERLAP = numba.threading_layer() != "workqueue"
+"""True if calls on one thread may run side by side."""
 
 
 class Kernel:
-    """Runs a function that was compiled, on as many threads as torch uses.
+    """Runs a compiled function on as many threads as torch uses.
 
-    It is compiled at the first call, or read from numba's cache, for one thread and for several: the two may split sums
-    differently, so one process uses one of them.
+    It is compiled at the first call, or read from numba's cache: once, for any number of threads. That number divides
+    the turns of a loop and changes nothing in them, so bits do not depend on it. (numba's cache could not tell apart a
+    version for one thread and one for several.)
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
-        self.inlined = inlined(function)
-        """The same as a part of other kernels."""
-        self._serial = _compile(function, parallel=False)
-        self._parallel = _compile(function, parallel=True)
+        self.compiled = _compile(function)
+        """The same for other kernels to call. Its loops over threads stay loops over threads, which they would not in a
+        function that is inlined."""
 
     def __call__(self, *arguments: object) -> None:
         """Calls the function, which writes its results into arrays that it is given."""
-        num_threads = torch.get_num_threads()
-        if num_threads == 1:
-            self._serial(*arguments)
+        num_threads = min(torch.get_num_threads(), MAX_NUM_THREADS)
+        if num_threads == 1 and _MAY_OVERLAP:
+            numba.set_num_threads(1)
+            self.compiled(*arguments)
             return
         with _LOCK:
-            numba.set_num_threads(min(num_threads, MAX_NUM_THREADS))
-            self._parallel(*arguments)
+            numba.set_num_threads(num_threads)
+            self.compiled(*arguments)
 
 
-def _compile(function: Callable[..., Any], *, parallel: bool) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    # numba warns of a function with no loop over threads of its own: one that only calls others.
+    has_loop = "prange" in function.__code__.co_names
     # Divides as the CPU does: a check for zero in a loop would keep it from being one of vectors.
-    make = partial(numba.njit, fastmath=FAST_MATH, nogil=True, error_model="numpy", parallel=parallel)
+    make = partial(numba.njit, fastmath=FAST_MATH, nogil=True, error_model="numpy", parallel=has_loop)
     compiled: Callable[..., Any]
     try:
         compiled = make(cache=True)(function)

@@ -68,7 +68,7 @@ def _start_threads() -> None:
 
 
 _start_threads()
-_MAY_OVERLAP = numba.threading_layer() != "workqueue"
+_MAY_OVERLAP = numba.threading_layer() != "workqueue"  # type: ignore[attr-defined]
 """True if calls on one thread may run side by side."""
 
 

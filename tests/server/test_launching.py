@@ -26,6 +26,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No arguments, and logs and threads of the tests stay as they are."""
     monkeypatch.setattr("sys.argv", ["test"])
     monkeypatch.setattr(process, "configure_logs", lambda *_: None)
+    monkeypatch.setattr(process, "replace_stderr", lambda: None)
     interval_s = sys.getswitchinterval()
     yield
     sys.setswitchinterval(interval_s)

@@ -31,6 +31,7 @@ from outrider.datastore.types import (
     StoreFull,
     StoreUnavailable,
 )
+from outrider.telemetry.tasks import keep_running
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +78,7 @@ class Replica:
 
     def start(self) -> None:
         """Refreshes itself from now on."""
-        self._upkeep = asyncio.create_task(self._refresh_for_ever())
+        self._upkeep = keep_running("upkeep", self._refresh_for_ever)
 
     async def close(self) -> None:
         """Drops everything that is held here. The store stays open."""
@@ -162,10 +163,7 @@ class Replica:
 
     async def _refresh_for_ever(self) -> None:
         while True:
-            try:
-                await self.refresh()
-            except Exception:
-                log.exception("upkeep.failed")  # a bug; the next round may do better
+            await self.refresh()
             await asyncio.sleep(UPKEEP_S)
 
 

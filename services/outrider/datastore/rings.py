@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 import structlog
@@ -16,6 +17,7 @@ from outrider.core.retrieval.suffix_index import ContextIndex, Sort, Tokens
 from outrider.datastore.background import Background
 from outrider.datastore.redis.store import RedisStore
 from outrider.datastore.types import ALL_TENANTS, CorpusId, Scope, StoreUnavailable
+from outrider.telemetry.tasks import keep_running
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,8 @@ class HeldRing:
     ring: TokenRing
     last_used: float = 0.0
     """Time of the last use, by `time.monotonic`."""
+    last_entry_id: str = ""
+    """Place in the stream of the last document in the ring."""
     build_ms: float = 0.0
     """Duration of the last build of its index."""
     has_grown: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,11 +112,9 @@ class Rings:
             self._drop_oldest()
         held = HeldRing(ring_id, TokenRing(self._capacity, self._max_match_len))
         held.tasks = [
-            asyncio.create_task(self._follow(held, replace(scope, session_id="", contribute=False))),
-            asyncio.create_task(self._index(held)),
+            keep_running("ring", partial(self._follow, held, replace(scope, session_id="", contribute=False))),
+            keep_running("ring index", partial(self._index, held)),
         ]
-        for task in held.tasks:
-            task.add_done_callback(_log_failure)
         return held
 
     def _oldest_idle_s(self) -> float:
@@ -125,11 +127,10 @@ class Rings:
 
     async def _follow(self, held: HeldRing, scope: Scope) -> None:
         """Appends the documents of the stream, and resumes behind the last one when Redis is back."""
-        after = ""
         while True:
             with suppress(StoreUnavailable):
-                async for document in self._store.follow_ring(scope, after):
-                    after = document.entry_id
+                async for document in self._store.follow_ring(scope, held.last_entry_id):
+                    held.last_entry_id = document.entry_id
                     held.ring.append(document.token_ids)
                     if held.ring.wants_build:
                         held.has_grown.set()
@@ -161,12 +162,6 @@ class Rings:
         began = time.perf_counter()
         index = ContextIndex.build(tokens, self._sort)
         return index, 1000 * (time.perf_counter() - began)
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    # The tasks run until they are cancelled: an exception is a bug, and nothing awaits it.
-    if not task.cancelled() and (error := task.exception()):
-        log.error("ring.failed", exc_info=error)
 
 
 def _fast_sort() -> Sort | None:

@@ -13,6 +13,7 @@ from outrider.edge.servicer import EdgeServicer
 from outrider.edge.settings import EdgeSettings
 from outrider.edge.upstream import Upstreams
 from outrider.telemetry.metrics import Metrics, build_info
+from outrider.telemetry.tasks import keep_running
 from outrider.v1 import verifier_pb2_grpc
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class EdgeService:
     async def load(self) -> None:
         """Begins to load the draft model and dials the cloud; waits for neither."""
         self.draft_model.start()
-        self._watching = asyncio.create_task(self.upstreams.watch(self._announce))
+        self._watching = keep_running("upstreams", lambda: self.upstreams.watch(self._announce))
 
     def metrics(self) -> Metrics:
         """Yields what was counted since the start. May be called in any thread."""

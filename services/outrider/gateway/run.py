@@ -27,7 +27,7 @@ from outrider.gateway.settings import GatewaySettings
 from outrider.gateway.upstream import Upstream
 from outrider.security.certificates import server_tls
 from outrider.server.export import ServiceMetrics
-from outrider.server.process import freeze_gc, signals
+from outrider.server.process import announce, freeze_gc, signals
 
 log = structlog.get_logger(__name__)
 
@@ -44,9 +44,9 @@ TROUBLE_PERIOD_S = 60.0
 async def serve(settings: GatewaySettings) -> None:
     """Runs the gateway until a signal ends it. Raises SystemExit, which names the flag; UnusableFile."""
     server = GatewayServer(settings)
-    print(f"listening {server.address}", flush=True)
+    announce(f"listening {server.address}")
     if server.metrics.address:
-        print(f"metrics {server.metrics.address}", flush=True)
+        announce(f"metrics {server.metrics.address}")
     stop = signals()
     freeze_gc()
     serving = asyncio.create_task(server.run())

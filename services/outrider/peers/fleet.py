@@ -34,6 +34,7 @@ from outrider.peers.speculator import (
 )
 from outrider.security.peer_channel import PeerSecurity
 from outrider.telemetry.metrics import Metrics, counter, gauges
+from outrider.telemetry.tasks import keep_running
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, verifier_pb2
 from outrider.wire.channels import doubled
 from outrider.wire.handshake import Model
@@ -100,7 +101,7 @@ class SpeculatorFleet:
 
     def start(self) -> None:
         """Begins to look at names and loads, until `close`."""
-        self._task = asyncio.create_task(self._tend())
+        self._task = keep_running("speculators", self._tend)
 
     async def look_up(self) -> None:
         """Finds what the names among the addresses stand for now: each address of a name is a speculator."""

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -22,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.core.params import InvalidParameter
 from outrider.core.statistics import Absence, RunningMean
 from outrider.peers.channel import PeerState
+from outrider.telemetry.tasks import keep_running
 from outrider.wire.channels import Unreadable, doubled, require_message
 from outrider.wire.details import retry_after_s, rich_details
 
@@ -130,7 +132,7 @@ class Reconnecting(ABC):
         self._timeout = asyncio.timeout(None)
         self._is_stopped = False
         # The task begins at the loop's next turn, when the constructor of the subclass has set the rest.
-        self._task = asyncio.create_task(self._run())
+        self._task = keep_running(f"stream to the {peer.name}", self._run)
 
     def stop(self) -> None:
         """Closes it for good."""
@@ -309,7 +311,7 @@ class Breaker:
         self._peer.down(reason)
         if self.is_closed:
             self._closed.clear()
-            self._task = asyncio.create_task(self._probe(pause_s))
+            self._task = keep_running("probe of a peer", partial(self._probe, pause_s))
 
     def stop(self) -> None:
         """Ends the probing."""

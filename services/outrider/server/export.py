@@ -12,7 +12,9 @@ import structlog
 
 from outrider.security.watched_files import unusable_flags
 from outrider.server.settings import ProcessSettings
-from outrider.telemetry.metrics import Metrics, MetricsServer, Read, exposition, gauge, gauges
+from outrider.telemetry.metrics import Metrics, MetricsServer, Read, counter, exposition, gauge, gauges
+from outrider.telemetry.stderr import num_lines_dropped
+from outrider.telemetry.tasks import task_metrics
 from outrider.telemetry.tracing import Tracer, use_tracer
 from outrider.version import __version__
 
@@ -64,6 +66,12 @@ class ServiceMetrics:
             "flag",
             unusable_flags(),
         )
+        yield counter(
+            "outrider_log_lines_dropped_total",
+            "Lines for stderr that were dropped, as it was full, closed or not read.",
+            num_lines_dropped(),
+        )
+        yield from task_metrics()
         yield from self._read()
 
 

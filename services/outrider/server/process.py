@@ -11,11 +11,13 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from outrider.security.watched_files import UnusableFile
 from outrider.server.export import start_traces
 from outrider.server.settings import Settings, parse_settings
 from outrider.telemetry.logs import configure_logs
+from outrider.telemetry.stderr import drain_stderr, replace_stderr
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
@@ -36,6 +38,7 @@ def run_process(
         load: Imports the service, and returns the function that serves. Called after the settings are read: torch takes
             seconds to import, and a wrong flag is reported before.
     """
+    replace_stderr()
     settings = parse_settings(settings_class)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Before the imports, which take seconds, and in words: gRPC would log a page of its own.
@@ -57,9 +60,20 @@ def run_process(
     # A model that still loads, or a hub that is asked again and again, is nobody's any more. Python would wait for the
     # thread, which cannot be ended.
     if any(not thread.daemon for thread in set(threading.enumerate()) - threads):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            print(end="", flush=True)
+        drain_stderr()
         os._exit(0)
+
+
+def announce(line: str) -> None:
+    """Prints a line on stdout for whoever has started this process, and may have gone since."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        # Python would flush what is left at its end, fail again, and exit with an error for it.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def is_taken(address: str) -> bool:

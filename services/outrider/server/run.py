@@ -24,9 +24,10 @@ from outrider.security.watched_files import UnusableFile
 from outrider.server.export import ServiceMetrics
 from outrider.server.health import Health
 from outrider.server.malformed import MalformedRequests
-from outrider.server.process import freeze_gc, run_process, signals
+from outrider.server.process import announce, freeze_gc, run_process, signals
 from outrider.server.settings import ServiceSettings
 from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tasks import keep_running
 from outrider.wire.channels import CHANNEL_OPTIONS
 
 log = structlog.get_logger(__name__)
@@ -103,16 +104,15 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
     # Before the start: the health servicer of grpcio answers SERVING for the whole server until it is set.
     await service_health.set_takes_calls(False)
     await server.start()
-    # Flushed, since stdout is buffered in a pipe, and whoever has started this process waits for the line.
-    print(f"listening {address}", flush=True)
+    announce(f"listening {address}")
     if health_server is not None:
         await health_server.start()
-        print(f"health {health_address}", flush=True)
+        announce(f"health {health_address}")
     if metrics.address:
-        print(f"metrics {metrics.address}", flush=True)
+        announce(f"metrics {metrics.address}")
     stop = signals()
     loading = asyncio.create_task(service.load())
-    watching = asyncio.create_task(service_health.watch())
+    watching = keep_running("health", service_health.watch)
     stopping = asyncio.create_task(stop.wait())
     ended = asyncio.create_task(server.wait_for_termination())
     try:

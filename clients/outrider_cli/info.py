@@ -91,6 +91,8 @@ def _forward_times(times: Iterable[verifier_pb2.ForwardTime]) -> str:
 
 def _described_peer(peer: verifier_pb2.PeerInfo) -> str:
     state = "connected" if peer.connected else f"not connected: {peer.last_error or 'not tried yet'}"
+    if peer.connected and peer.last_error:
+        state += f"; {peer.last_error}"
     if peer.num_shed_tokens:
         state += f"; {peer.num_shed_tokens} tokens were not recorded"
     # Of one that is away the numbers are old.

@@ -156,7 +156,7 @@ async def test_an_upkeep_that_fails_is_tried_again(replica, store, monkeypatch, 
     monkeypatch.setattr("outrider.datastore.replica.UPKEEP_S", 0.001)
     replica.start()
     await until(lambda: len(rounds) > 2)
-    assert "upkeep.failed" in capsys.readouterr().out
+    assert "task=upkeep" in capsys.readouterr().out
 
 
 async def test_a_longer_match_in_the_ring_comes_before_the_other_tiers(replica, store, scope):

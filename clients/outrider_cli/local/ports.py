@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from outrider.security.addresses import sentinel_url
 from outrider.v1.verifier_pb2 import GetInfoRequest
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 
@@ -36,7 +37,10 @@ def why_taken(host: str, port: int) -> str:
 
 
 def why_unreachable(url: str) -> str:
-    """Returns why no server accepts connections at a redis://, rediss:// or unix:// URL; empty means that one does."""
+    """Returns why no server accepts connections at a URL of Redis, or none of its Sentinels; empty means that one does."""
+    if (named := sentinel_url(url)) is not None:
+        reasons = [why_unreachable(f"redis://{host}:{port}") for host, port in named.sentinels]
+        return reasons[-1] if all(reasons) else ""
     parts = urlsplit(url)
     try:
         if parts.scheme == "unix":

@@ -93,7 +93,7 @@ def read_metrics(
     yield _counter("evicted_keys_total", "Keys that Redis has evicted.", health.num_evicted_keys)
     yield _gauge("memory_bytes", "Memory that Redis uses.", health.used_memory_bytes)
     yield _gauge("memory_limit_bytes", "Memory that Redis may use; 0 = no limit.", health.max_memory_bytes)
-    yield _gauge("redis_up", "Whether Redis answers.", float(bool(health.product)))
+    yield _gauge("redis_up", "Whether Redis answers, and takes records.", float(bool(health.product)))
     yield _gauge("rings", "Rings held.", len(rings))
     yield _gauge("ring_tokens", "Tokens in the rings held.", sum(held.ring.num_tokens for held in rings))
     yield _gauge(

@@ -134,6 +134,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         rings = [held for held in self._replica.rings.held if messages.may_see(held.id.tenant)]
         return pb.DatastoreServiceGetInfoResponse(
             store=health.product,
+            store_error=health.problem,
             max_match_len=settings.max_match_len,
             max_continuation_len=settings.max_continuation_len,
             max_ring_match_len=settings.max_ring_match_len,

@@ -179,8 +179,10 @@ class Health:
     """State of the Redis server."""
 
     product: str
-    """Name and version. Empty means that it cannot be reached."""
+    """Name and version. Empty means that it cannot be used now."""
     used_memory_bytes: int = 0
     max_memory_bytes: int = 0
     """0 means no limit."""
     num_evicted_keys: int = 0
+    problem: str = ""
+    """Why it cannot be used now. Empty means that it can."""

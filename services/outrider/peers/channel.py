@@ -89,6 +89,8 @@ class PeerState:
         self.address = address
         self.is_connected = False
         self.last_error = ""
+        self.trouble = ""
+        """See `troubled`."""
         self.absence = Absence.UNREACHABLE
         """The reason for which a session that begins now would miss it, if it is down."""
         self.num_shed_tokens = 0
@@ -144,6 +146,12 @@ class PeerState:
             log.info(f"{self.name}.connected", address=self.address)
         self.is_connected, self.last_error = True, ""
 
+    def troubled(self, reason: str) -> None:
+        """Records why a peer that answers does not do all that it is for; empty means that it does again."""
+        if reason and reason != self.trouble and self.is_connected:
+            log.warning(f"{self.name}.troubled", address=self.address, reason=reason)
+        self.trouble = reason
+
     def down(self, reason: str) -> None:
         """Records that the peer has failed."""
         # Attempts go on while it is away: only a new reason is worth another line.
@@ -161,7 +169,7 @@ class PeerState:
         return verifier_pb2.PeerInfo(
             address=self.address,
             connected=self.is_connected,
-            last_error=self.last_error,
+            last_error=self.last_error or self.trouble,
             num_shed_tokens=self.num_shed_tokens,
         )
 

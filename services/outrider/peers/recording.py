@@ -18,7 +18,7 @@ import structlog
 from outrider.core.params import Source
 from outrider.core.tree import TokenId
 from outrider.peers.channel import PeerState
-from outrider.peers.reconnecting import REFUSALS, Loss, ReconnectingStream, backoff_s
+from outrider.peers.reconnecting import REFUSALS, Cause, Loss, ReconnectingStream, backoff_s
 from outrider.telemetry.tracing import current_span
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
@@ -209,11 +209,14 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
 
     async def _receive(self, response: pb.RecordResponse) -> None:
         self._answered()
+        self._state.troubled("")
         self._acknowledge(response.num_tokens)
 
     def _lose(self, loss: Loss) -> float:
         # Only lookups and watches decide if the peer is up: a store that is full refuses records and still answers.
         log.debug("datastore.record_lost", reason=loss.reason)
+        if loss.cause is not Cause.STATUS or not (loss.code is grpc.StatusCode.OK or loss.is_overwritten):
+            self._state.troubled(f"records are not taken: {loss.reason}")
         if loss.code in REFUSALS and self._sent:
             # Answers come in order, so the oldest message is the refused one. Sent again it would be refused again; the
             # other sessions go on.

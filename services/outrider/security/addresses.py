@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 _UNIX = ("unix:", "unix-abstract:")
@@ -21,12 +22,50 @@ def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-REDIS_URL_RULE = "a redis://, rediss:// or unix:// URL; a password in it percent-encoded"
+REDIS_URL_RULE = (
+    "a redis://, rediss:// or unix:// URL, or redis+sentinel://HOST[:PORT],.../SERVICE[/DB]; a password in it "
+    "percent-encoded"
+)
+SENTINEL_PORT = 26379
+
+
+class SentinelUrl(NamedTuple):
+    """Names a primary that Sentinels know: redis+sentinel:// or, with TLS, rediss+sentinel://."""
+
+    sentinels: tuple[tuple[str, int], ...]
+    """Host and port of each, in order."""
+    service: str
+    primary: str
+    """URL of a server with the same credentials, database and options, whose host stands for no machine."""
+
+
+def sentinel_url(value: str) -> SentinelUrl | None:
+    """Returns what a URL for Sentinel names; None means that it is of another kind. Raises ValueError if it is malformed.
+    """
+    scheme, _, rest = value.partition("+sentinel://")
+    if scheme not in ("redis", "rediss") or not rest:
+        return None
+    # By hand: urlsplit refuses several ports.
+    place, _, query = rest.partition("?")
+    authority, _, path = place.partition("/")
+    credentials, at, hosts = authority.rpartition("@")
+    sentinels = []
+    for address in hosts.split(","):
+        one = urlsplit(f"//{address}")
+        if not one.hostname or one.path or one.port == 0:
+            raise ValueError(f"must name each Sentinel as HOST or HOST:PORT, got {address!r}")
+        sentinels.append((one.hostname, one.port or SENTINEL_PORT))
+    service, _, database = path.partition("/")
+    if not service or not (database or "0").isdecimal():
+        raise ValueError("must end with /SERVICE or /SERVICE/DB, after the Sentinels")
+    return SentinelUrl(tuple(sentinels), service, f"{scheme}://{credentials}{at}sentinel/{database or 0}?{query}")
 
 
 def is_redis_url(value: str) -> bool:
     """Returns True if a URL obeys `REDIS_URL_RULE`."""
     try:
+        if sentinel_url(value) is not None:
+            return True
         url = urlsplit(value)
         # `port` raises ValueError for one that is no number: redis-py would only fail when it connects.
         server = url.path if url.scheme == "unix" else url.hostname

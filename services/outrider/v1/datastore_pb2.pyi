@@ -216,7 +216,7 @@ class DatastoreServiceGetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DatastoreServiceGetInfoResponse(_message.Message):
-    __slots__ = ("store", "max_match_len", "max_continuation_len", "num_lookups", "num_hits", "version", "max_ring_match_len", "tiers", "num_local_lookups", "used_memory_bytes", "max_memory_bytes", "num_evicted_keys", "rings")
+    __slots__ = ("store", "max_match_len", "max_continuation_len", "num_lookups", "num_hits", "version", "max_ring_match_len", "tiers", "num_local_lookups", "used_memory_bytes", "max_memory_bytes", "num_evicted_keys", "rings", "store_error")
     STORE_FIELD_NUMBER: _ClassVar[int]
     MAX_MATCH_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTINUATION_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class DatastoreServiceGetInfoResponse(_message.Message):
     MAX_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_EVICTED_KEYS_FIELD_NUMBER: _ClassVar[int]
     RINGS_FIELD_NUMBER: _ClassVar[int]
+    STORE_ERROR_FIELD_NUMBER: _ClassVar[int]
     store: str
     max_match_len: int
     max_continuation_len: int
@@ -243,7 +244,8 @@ class DatastoreServiceGetInfoResponse(_message.Message):
     max_memory_bytes: int
     num_evicted_keys: int
     rings: _containers.RepeatedCompositeFieldContainer[RingInfo]
-    def __init__(self, store: _Optional[str] = ..., max_match_len: _Optional[int] = ..., max_continuation_len: _Optional[int] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., version: _Optional[str] = ..., max_ring_match_len: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., num_local_lookups: _Optional[int] = ..., used_memory_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., num_evicted_keys: _Optional[int] = ..., rings: _Optional[_Iterable[_Union[RingInfo, _Mapping]]] = ...) -> None: ...
+    store_error: str
+    def __init__(self, store: _Optional[str] = ..., max_match_len: _Optional[int] = ..., max_continuation_len: _Optional[int] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., version: _Optional[str] = ..., max_ring_match_len: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., num_local_lookups: _Optional[int] = ..., used_memory_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., num_evicted_keys: _Optional[int] = ..., rings: _Optional[_Iterable[_Union[RingInfo, _Mapping]]] = ..., store_error: _Optional[str] = ...) -> None: ...
 
 class TierInfo(_message.Message):
     __slots__ = ("tier", "num_hits", "num_matched_tokens", "num_accepted_tokens")

@@ -1,29 +1,43 @@
 """A client of Redis for callers that must not wait: it installs the Functions, and fails at once while Redis is away.
 
 redis-py connects, signs in, encrypts and pools. What it lacks is added here. A lookup is worth something for a few
-milliseconds only, so callers must know beforehand that Redis does not answer: a monitor sends a PING from time to time.
+milliseconds only, so callers must know beforehand that Redis does not answer: a monitor calls the Functions from time
+to time. By that it also finds the Redis that answers and is of no use: a primary that became a replica, one that loads
+its data or cannot write them down, one whose rules forbid the Functions. Its connections are closed, as others may lead
+to another server, and writes fail at once until one of them works.
 And a Redis that came back empty, or was replaced, has lost the Functions: they are loaded again where they are missed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import resources
 from typing import Any
 
 import hiredis
 import structlog
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
 
-from outrider.datastore.redis.layout import LIBRARY
+from outrider.datastore.redis import layout
+from outrider.datastore.redis.address import RedisAddress
 from outrider.datastore.types import StoreFull, StoreUnavailable
+from outrider.telemetry.tasks import keep_running
 from outrider.telemetry.tracing import NO_SPAN, Span, current_span, peer_attributes
 
 log = structlog.get_logger(__name__)
@@ -35,7 +49,9 @@ Reply = Any
 RETRY_S = 0.2
 """Time between two attempts to reach a Redis that is away."""
 CHECK_S = 1.0
-"""Time between two checks that a Redis which is there still answers."""
+"""Time between two checks of a Redis that answers."""
+GARBLED = (AttributeError, IndexError, KeyError, TypeError, ValueError, struct.error, zlib.error)
+"""Raised by redis-py, and by what reads replies, for a reply of another shape than the command has."""
 MAX_SMALL_LOOKUPS_UNDER_WAY = 4
 MAX_LARGE_LOOKUPS_UNDER_WAY = 1
 """Lookups that Redis is sent before it has answered; a large one, of several commands, keeps it busy for up to two
@@ -55,7 +71,7 @@ class RedisClient:
         """Opens no connection yet: `start` does, or the first command.
 
         Args:
-            url: Of redis://, rediss:// or unix://.
+            url: See `REDIS_URL_RULE`.
             lookup_timeout_s: Longest time for each command of a lookup.
             timeout_s: Longest time for connecting, and for any other command.
             memory_budget_bytes: Memory that Redis is told to keep to. 0 leaves its configuration as it is.
@@ -63,23 +79,24 @@ class RedisClient:
         Raises:
             ValueError: The URL is of another kind.
         """
-        self._timeout_s = timeout_s
-        self._redis = self._client_for(url, timeout_s)
+        self._address = RedisAddress(url, timeout_s)
+        self._check_timeout_s = timeout_s * self._address.num_steps
+        self._redis = self._address.client(timeout_s)
         # Its sockets have no timeout: a blocking read takes longer than any other command, a lookup must take less.
         # Both are limited as a whole, connecting included.
-        self._untimed = self._client_for(url, None)
+        self._untimed = self._address.client(None)
         self._lookup_connections: list[Any] = []
         """Connections of `_untimed` that no lookup uses now."""
-        arguments = self._redis.connection_pool.connection_kwargs  # not the URL: it may hold a password
-        self._address = arguments.get("path") or f"{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}"
         self._lookup_timeout_s = lookup_timeout_s
         self._memory_budget_bytes = memory_budget_bytes
         self._functions = resources.files(__package__).joinpath("ngrams.lua").read_text()
         self._monitor: asyncio.Task[None] | None = None
         # True at first, and for ever in a client that is not started: only a monitor could set it again.
         self._is_up = True
-        self._problem = ""
-        """The reason for which the monitor could not reach Redis the last time. Empty means that it could."""
+        self.problem = ""
+        """The reason for which Redis was of no use when the monitor last looked. Empty means that all works."""
+        self._last_garbled = ""
+        self._has_refused_budget = False
         self._small_lookups = asyncio.Semaphore(MAX_SMALL_LOOKUPS_UNDER_WAY)
         self._large_lookups = asyncio.Semaphore(MAX_LARGE_LOOKUPS_UNDER_WAY)
         self._num_lookups_waiting = 0
@@ -89,23 +106,11 @@ class RedisClient:
         self.num_errors = 0
         """Calls that have failed."""
 
-    def _client_for(self, url: str, timeout_s: float | None) -> Any:  # its commands are typed as of both clients
-        return Redis.from_url(
-            url,
-            # RESP3, the default of redis-py, answers some commands with maps and pushes messages between replies;
-            # `_exchange` reads exactly one reply for each command.
-            protocol=2,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=self._timeout_s,
-            # The default retries several times and waits in between. Callers go on without an answer, or ask again.
-            retry=Retry(NoBackoff(), 0),
-        )
-
     async def start(self) -> None:
         """Prepares Redis if it is there, and from now on whenever it is back."""
         if self._monitor is None:
             has_checked = asyncio.Event()
-            self._monitor = asyncio.create_task(self._watch_over(has_checked))
+            self._monitor = keep_running("redis", partial(self._watch_over, has_checked))
             await has_checked.wait()
 
     async def close(self) -> None:
@@ -118,6 +123,7 @@ class RedisClient:
         self._lookup_connections.clear()
         await self._redis.aclose()
         await self._untimed.aclose()
+        await self._address.close()
 
     async def look_up(self, commands: Sequence[Command]) -> list[Reply]:
         """Calls read-only Functions in one round trip.
@@ -160,8 +166,8 @@ class RedisClient:
 
         If one is refused, the others may have been done. In a transaction Redis does nothing else between them.
         """
-        if self._problem:
-            raise self.unavailable(self._problem)  # the monitor is trying: its callers need not wait for it one by one
+        if self.problem:
+            raise self.unavailable(self.problem)  # the monitor is trying: its callers need not wait for it one by one
         send = partial(self._send, is_transaction=is_transaction)
         with self._traced(commands):
             # To send everything again is harmless: Redis refuses a call before its first write, and pipelines hold
@@ -175,7 +181,7 @@ class RedisClient:
 
     async def call_blocking(self, timeout_s: float, *command: str | bytes | int) -> Reply:
         """Sends a command that may wait in Redis, over a connection that nothing else uses meanwhile."""
-        with self._errors_translated():
+        with self.errors_translated():
             async with asyncio.timeout(timeout_s):
                 return await self._untimed.execute_command(*command)
 
@@ -185,8 +191,8 @@ class RedisClient:
         return StoreUnavailable(f"Redis at {self._address} cannot be used: {reason}")
 
     @contextmanager
-    def _errors_translated(self) -> Iterator[None]:
-        """Raises StoreUnavailable or StoreFull for what redis-py raises in the body."""
+    def errors_translated(self) -> Iterator[None]:
+        """Raises StoreUnavailable or StoreFull for what redis-py, or the reading of a reply, raises in the body."""
         try:
             yield
         # The order matters: the first two are RedisErrors as well, and TimeoutError is an OSError.
@@ -196,8 +202,16 @@ class RedisClient:
         except (RedisTimeoutError, TimeoutError) as error:
             raise self.unavailable("it did not answer in time") from error
         except (RedisError, OSError) as error:
-            self._is_prepared = False  # another server may be there when it is back
-            raise self.unavailable(error or type(error).__name__) from error
+            if not isinstance(error, ResponseError):
+                self._is_prepared = False  # another server may be there when it is back
+            raise self.unavailable(_text_of(error)) from error
+        except GARBLED as error:
+            self._is_prepared = False  # the Functions may be others
+            reason = f"a reply of it cannot be understood ({error!r})"
+            if reason != self._last_garbled:
+                self._last_garbled = reason
+                log.warning("redis.garbled", address=str(self._address), error=repr(error))
+            raise self.unavailable(reason) from error
 
     def _traced(self, commands: Sequence[Command]) -> Span:
         """Returns the span of commands, if the work that they belong to is recorded.
@@ -215,13 +229,13 @@ class RedisClient:
             name, attributes["db.stored_procedure.name"] = f"{operation} {function}", function
         if len(commands) > 1:
             attributes["db.operation.batch.size"] = len(commands)
-        return span.child(name, "client", attributes | peer_attributes(self._address))
+        return span.child(name, "client", attributes | peer_attributes(str(self._address)))
 
     async def _execute(
         self, commands: Sequence[Command], send: Callable[[Sequence[Command]], Awaitable[list[Reply]]]
     ) -> list[Reply]:
         """Sends commands, and the Functions before them if they are not there."""
-        with self._errors_translated():
+        with self.errors_translated():
             if not self._is_prepared:
                 await self._prepare()
             try:
@@ -268,16 +282,24 @@ class RedisClient:
         """Configures a Redis that was not seen before, or was away."""
         async with self._prepare_lock:
             if not self._is_prepared:
+                await self._refuse_cluster()
                 await self._install_functions()
                 await self._set_memory_budget()
                 self._is_prepared = True
-                log.info("redis.connected", address=self._address)
+
+    async def _refuse_cluster(self) -> None:
+        try:
+            info = await self._redis.info("cluster")
+        except NoPermissionError:
+            return  # its rules forbid to ask
+        if info.get("cluster_enabled"):
+            raise RedisConnectionError("it is a node of a Redis Cluster, of which a prior and its index need one slot")
 
     async def _install_functions(self) -> None:
         """Loads the Functions unless Redis has exactly these."""
         # Compared first: replicas that start together would otherwise replace the library under each other's calls,
         # and FUNCTION LOAD goes into the append-only file each time.
-        found = await self._redis.function_list(library=LIBRARY, withcode=True)
+        found = await self._redis.function_list(library=layout.LIBRARY, withcode=True)
         if self._functions.encode() not in _leaves(found):
             await self._redis.function_load(self._functions, replace=True)
 
@@ -291,33 +313,86 @@ class RedisClient:
                 await self._redis.config_set(name, value)
         except ResponseError as error:  # a hosted Redis allows no CONFIG SET
             rule = " and ".join(f"{name} {value}" for name, value in wanted.items())
-            log.warning("redis.budget_refused", address=self._address, error=str(error), configure=rule)
+            if self._has_refused_budget:
+                return
+            self._has_refused_budget = True
+            log.warning("redis.budget_refused", address=str(self._address), error=str(error), configure=rule)
 
     async def _watch_over(self, has_checked: asyncio.Event) -> None:
-        """Checks again and again that Redis answers, and prepares it when it does so again."""
-        was_up: bool | None = None  # not known yet, so that a failure of the first check is logged, too
+        """Checks again and again that Redis can be used, and prepares it when it is back."""
+        was_usable: bool | None = None  # not known yet, so that a failure of the first check is logged, too
         while True:
+            # True unless Redis is away. One that says no will not say yes sooner than the next check would find out.
+            has_answered = True
             try:
-                with self._errors_translated():
-                    async with asyncio.timeout(self._timeout_s):
-                        # As a lookup is sent, so that there is a connection for the first one.
-                        await self._exchange([("PING",)])
-                    if not self._is_prepared:
-                        await self._prepare()
-                self._is_up, self._problem, was_up = True, "", True
+                await self._check()
+                if was_usable is False:
+                    # Other connections may still lead to a server that is of no use, and this may be another one.
+                    self._is_prepared = False
+                    await self._disconnect(everything=True)
+                    await self._check()
+                if not was_usable:
+                    log.info("redis.connected", address=str(self._address))
+                self.problem, was_usable = "", True
             except (StoreUnavailable, StoreFull) as error:
-                if was_up is not False:
-                    log.warning("redis.lost", error=str(error))
                 # The cause alone: `unavailable` will put the address in front of it again.
-                self._is_up, self._problem, was_up = False, str(error.__cause__ or error), False
-            has_checked.set()
+                self.problem = _text_of(error.__cause__ or error)
+                has_answered = isinstance(error.__cause__, (ResponseError, *GARBLED))
+                if was_usable is not False:
+                    log.warning("redis.lost", error=str(error))
+                was_usable = False
+                await self._disconnect(everything=False)
+            except Exception as error:
+                self._is_up, self.problem = False, repr(error)
+                raise
+            finally:
+                has_checked.set()
             # After the check, which has answered the requests that came while it ran.
             self._check_requested.clear()
             try:
-                async with asyncio.timeout(CHECK_S if was_up else RETRY_S):
+                async with asyncio.timeout(CHECK_S if has_answered else RETRY_S):
                     await self._check_requested.wait()
             except TimeoutError:
                 continue
+
+    async def _check(self) -> None:
+        """Calls Functions as lookups and records do, and tells lookups whether theirs work. Raises StoreUnavailable."""
+        try:
+            # As a lookup is sent, so that there is a connection for the first one.
+            [found] = await self._execute([layout.LOOKUP_CHECK], self._exchange_in_time)
+            self._compare(found, layout.LOOKUP_CHECK_REPLY)
+        except (StoreUnavailable, StoreFull):
+            self._is_up = False
+            raise
+        self._is_up = True
+        [position] = await self._execute([layout.RECORD_CHECK], partial(self._send, is_transaction=False))
+        self._compare(position, layout.RECORD_CHECK_REPLY)
+
+    def _compare(self, found: Reply, expected: Reply) -> None:
+        if found != expected:
+            self._is_prepared = False
+            reason = f"its Functions answer {found!r} instead of {expected!r}"
+            raise self.unavailable(reason) from ResponseError(reason)
+
+    async def _exchange_in_time(self, commands: Sequence[Command]) -> list[Reply]:
+        async with asyncio.timeout(self._check_timeout_s):
+            return await self._exchange(commands)
+
+    async def _disconnect(self, *, everything: bool) -> None:
+        """Closes connections: `everything`, or those that nothing uses now."""
+        idle, self._lookup_connections = self._lookup_connections, []
+        with suppress(RedisError, OSError):
+            for connection in idle:
+                await connection.disconnect(nowait=True)
+                await self._untimed.connection_pool.release(connection)
+            for client in (self._redis, self._untimed):
+                await client.connection_pool.disconnect(inuse_connections=everything)
+
+
+def _text_of(error: BaseException) -> str:
+    """Returns the words of an error, with the name that Redis gives it: redis-py cuts that off."""
+    code = getattr(error, "status_code", None)
+    return f"{code} {error}" if code else str(error) or type(error).__name__
 
 
 def _leaves(reply: Reply) -> list[object]:

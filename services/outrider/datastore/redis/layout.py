@@ -1,8 +1,8 @@
 """The layout of the data in Redis: keys, fields and values. Nothing else knows it but ngrams.lua.
 
 Names (T tokenizer, C corpus, X tenant, S session) are percent-encoded, so that none can reach into another's scope.
-Every key begins with `outrider:2:{T:C}:`, but for the last one. The braces are a hash tag: in a Redis Cluster all keys
-of one Function call must share a slot, so a session lives where its prior does.
+Every key begins with `outrider:2:{T:C}:`, but for the last one, which is why a Redis Cluster will not do: a load writes
+that one and its prior in one transaction, and they would be on two servers.
 
     key                        type    lives   content
     prior:X                    hash    always  n-gram -> followers. X is empty for the prior of all tenants
@@ -146,6 +146,15 @@ def corpus_of(entry: bytes) -> CorpusId:
     return CorpusId(*(unquote(part) for part in entry.decode().split(":")))
 
 
+# Asked to find out whether lookups and records work: the second counts as a write, and writes nothing.
+CHECK = ROOT + "check"
+"""A key that never exists."""
+LOOKUP_CHECK = ("FCALL_RO", "outrider_lookup_3", 2, CHECK, CHECK, "00", 1, 1, 1, "00")
+LOOKUP_CHECK_REPLY = [b""]
+RECORD_CHECK = ("FCALL", "outrider_end_session_3", 3, CHECK, CHECK, CHECK, 0)
+RECORD_CHECK_REPLY = 0
+
+
 def pack(token_ids: Sequence[TokenId]) -> bytes:
     """Returns 4 bytes a token."""
     return struct.pack(f"<{len(token_ids)}i", *token_ids)
@@ -182,18 +191,30 @@ def unpacked_documents(packed: bytes) -> tuple[array[TokenId], ...]:
 
 
 SOURCES = {source.value: source for source in Source}
+MAX_NUMBER = 2**31 - 1
+"""Largest token id, count or position that a message can hold."""
 NUM_HEADER_BYTES = 3 + len(FANOUT)
+
+
+def position_from(reply: int) -> int:
+    """Returns the position of a session, as the Functions that write reply it. Raises ValueError for what is none."""
+    if not 0 <= reply <= MAX_NUMBER:
+        raise ValueError(f"a position is {reply}")
+    return reply
 
 
 def continuation_from(reply: bytes) -> Continuation:
     """Reads the answer of the lookup Function to one context. Empty means that nothing was found.
 
     One byte each: match length, tier, nodes of the chain, alternatives to its first nodes. Then 8 bytes for each node:
-    token id and count.
+    token id and count. Raises ValueError, TypeError, LookupError or struct.error for a
+    reply of another shape.
     """
     if not reply:
         return NOTHING
     nodes = struct.unpack_from(f"<{(len(reply) - NUM_HEADER_BYTES) // 4}I", reply, NUM_HEADER_BYTES)
+    if max(nodes, default=0) > MAX_NUMBER:
+        raise ValueError(f"a token id or a count is {max(nodes)}")
     offsets = _parent_offsets(reply[2], reply[3:NUM_HEADER_BYTES])
     return Continuation(reply[0], SOURCES[reply[1]], offsets, nodes[0::2], nodes[1::2])
 

@@ -88,17 +88,15 @@ class RedisStore:
     async def health(self) -> Health:
         """Reads the state of the server. Never raises."""
         try:
-            info = await self._client.call("INFO")
-        except (StoreUnavailable, StoreFull):
-            return Health("")
-        # Valkey reports a `redis_version` as well, for clients that know no other: its own number stands beside it.
-        product = info.get("server_name", "redis")
-        return Health(
-            f"{product} {info.get(f'{product}_version', info['redis_version'])}",
-            int(info["used_memory"]),
-            int(info["maxmemory"]),
-            int(info["evicted_keys"]),
-        )
+            with self._client.errors_translated():
+                info = await self._client.call("INFO")
+                # Valkey reports a `redis_version` as well, for clients that know no other: its own is next to it.
+                product = info.get("server_name", "redis")
+                version = info.get(f"{product}_version") or info["redis_version"]
+                used, limit, num_evicted = (int(info[name]) for name in ("used_memory", "maxmemory", "evicted_keys"))
+                return Health(f"{product} {version}", used, limit, num_evicted)
+        except (StoreUnavailable, StoreFull) as error:
+            return Health("", problem=self._client.problem or str(error))
 
     # Sessions and lookups ---------------------------------------------------------------------------------------------
 
@@ -112,9 +110,12 @@ class RedisStore:
         tails = [layout.pack(context[-longest:]) for context in contexts]
         # A lookup without contexts is sent, too: its reply says which prior there is.
         replies = await self._client.look_up([(*head, *tails[i : i + step]) for i in range(0, len(tails) or 1, step)])
-        continuations = [layout.continuation_from(answer) for reply in replies for answer in reply[1:]]
         own, of_all = scope.corpus_ids
-        return LookupAnswer(continuations, {b"1": own, b"2": of_all}.get(replies[0][0]))
+        with self._client.errors_translated():
+            continuations = [layout.continuation_from(answer) for reply in replies for answer in reply[1:]]
+            if len(continuations) != len(contexts):
+                raise ValueError(f"{len(continuations)} answers to {len(contexts)} contexts")
+            return LookupAnswer(continuations, {b"1": own, b"2": of_all}.get(replies[0][0]))
 
     async def record(
         self, scope: Scope, base_len: int, accepted: Sequence[TokenId], rejections: Sequence[Rejection]
@@ -142,11 +143,13 @@ class RedisStore:
             runs = (tokens, *(run for r in refused for run in (r.context, r.rejected)))
             packed_tokens, *packed_lists = map(layout.pack, runs)
             arguments = (base_len + start, packed_tokens, *limits, *packed_lists)
-            position, is_repeated = await self._client.call(*head, *arguments)
+            with self._client.errors_translated():
+                found, is_repeated = await self._client.call(*head, *arguments)
+                position = layout.position_from(found)
             is_last_token = number + 1 >= len(starts)
             if position < base_len + start or (is_repeated and is_last_token):
                 break
-        return int(position)
+        return position
 
     async def end_session(self, scope: Scope, base_len: int) -> int:
         """Deletes the session's tiers; if it contributes, its tokens become a document of the ring.
@@ -162,7 +165,9 @@ class RedisStore:
             keys.append(shared.ring)
         entry_tokens = min(layout.RING_ENTRY_TOKENS, settings.ring_capacity)
         ring = (settings.ring_capacity, entry_tokens, settings.shared_ttl_s)
-        return int(await self._client.call("FCALL", "outrider_end_session_3", len(keys), *keys, base_len, *ring))
+        with self._client.errors_translated():
+            found = await self._client.call("FCALL", "outrider_end_session_3", len(keys), *keys, base_len, *ring)
+            return layout.position_from(found)
 
     @property
     def _record_limits(self) -> tuple[int, ...]:
@@ -205,9 +210,9 @@ class RedisStore:
             switch = ("FCALL", "outrider_switch_prior_3", len(keys), *keys, *numbers)
             # In one transaction: the index may name what does not exist, but must never lack what does, and a deletion
             # could come in between. Not in the Function itself, whose keys must share a slot.
-            is_there, _ = await client.call_all(
-                [switch, ("SADD", layout.CORPORA, layout.corpus_entry(corpus))], is_transaction=True
-            )
+            add = ("SADD", layout.CORPORA, layout.corpus_entry(corpus))
+            with client.errors_translated():
+                is_there, _ = await client.call_all([switch, add], is_transaction=True)
             # The Function compares the number of n-grams: keys that expire are evicted under volatile-lfu, and a
             # prior has an expiry until it is complete.
             if not is_there:
@@ -224,37 +229,43 @@ class RedisStore:
         delete = ("FCALL", "outrider_delete_prior_3", len(keys), *keys, ttl_s)
         # In this order: what a load puts there in between is deleted as well, behind the Function it would lose its
         # entry alone. Not as a transaction, which a full Redis refuses.
-        _, was_there = await self._client.call_all([("SREM", layout.CORPORA, layout.corpus_entry(corpus)), delete])
+        with self._client.errors_translated():
+            _, was_there = await self._client.call_all([("SREM", layout.CORPORA, layout.corpus_entry(corpus)), delete])
         if not was_there:
             raise CorpusNotFound(corpus.tokenizer_hash, corpus.corpus)
 
     async def list_corpora(self) -> list[CorpusInfo]:
         """Lists the stored priors by tokenizer, name and tenant."""
-        corpora = [layout.corpus_of(entry) for entry in await self._client.call("SMEMBERS", layout.CORPORA)]
-        infos = await self._client.call_all(
-            [("HMGET", layout.prior_key(corpus) + ":info", "num_tokens", "num_ngrams") for corpus in corpora]
-        )
-        listed = [
-            CorpusInfo(corpus, *map(int, numbers))
-            for corpus, numbers in zip(corpora, infos, strict=True)
-            if None not in numbers
-        ]
+        with self._client.errors_translated():
+            corpora = [layout.corpus_of(entry) for entry in await self._client.call("SMEMBERS", layout.CORPORA)]
+            if not corpora:
+                return []
+            infos = await self._client.call_all(
+                [("HMGET", layout.prior_key(corpus) + ":info", "num_tokens", "num_ngrams") for corpus in corpora]
+            )
+            listed = [
+                CorpusInfo(corpus, *map(int, numbers))
+                for corpus, numbers in zip(corpora, infos, strict=True)
+                if None not in numbers
+            ]
         return sorted(listed, key=lambda info: (info.id.tokenizer_hash, info.id.corpus, info.id.tenant))
 
     async def prior_versions(self, corpora: Sequence[CorpusId]) -> list[str | None]:
         """Returns the versions of priors, in order. None means that there is no such prior."""
         commands = [("HGET", layout.prior_key(corpus) + ":info", "version") for corpus in corpora]
-        return [found.decode() if found else None for found in await self._client.call_all(commands)]
+        with self._client.errors_translated():
+            return [found.decode() if found else None for found in await self._client.call_all(commands)]
 
     async def read_prior(self, corpus: CorpusId) -> Prior | None:
         """Returns a prior's version and documents, or None if there is no such prior."""
         prior = layout.prior_key(corpus)
         commands = (("HGET", prior + ":info", "version"), ("GET", prior + ":documents"))
-        # As one transaction, or a load in between would pair the old version with the new documents.
-        version, packed = await self._client.call_all(commands, is_transaction=True)
-        if not version or packed is None:
-            return None
-        return Prior(version.decode(), await asyncio.to_thread(layout.unpacked_documents, packed))
+        with self._client.errors_translated():
+            # As one transaction, or a load in between would pair the old version with the new documents.
+            version, packed = await self._client.call_all(commands, is_transaction=True)
+            if not version or packed is None:
+                return None
+            return Prior(version.decode(), await asyncio.to_thread(layout.unpacked_documents, packed))
 
     # Streams ----------------------------------------------------------------------------------------------------------
 
@@ -271,7 +282,8 @@ class RedisStore:
             latest: _Entries = await self._client.call_blocking(
                 READ_TIMEOUT_S, "XREVRANGE", changes, "+", "-", "COUNT", 1
             )
-            last_ids[changes] = latest[0][0] if latest else b"0"
+            with self._client.errors_translated():
+                last_ids[changes] = latest[0][0] if latest else b"0"
         yield PriorChange()
         if shared:
             last_ids[shared.changes] = b"0"
@@ -282,7 +294,9 @@ class RedisStore:
             for key, entries in found:
                 if shared and key == shared.changes:
                     for _, run in entries:
-                        yield SharedRun(layout.unpack(run[b"context"]), layout.unpack(run[b"tokens"]))
+                        with self._client.errors_translated():
+                            shared_run = SharedRun(layout.unpack(run[b"context"]), layout.unpack(run[b"tokens"]))
+                        yield shared_run
                 else:
                     yield PriorChange()
 
@@ -301,19 +315,23 @@ class RedisStore:
         while True:
             for _, entries in await self._read_streams(last_ids, DOCUMENTS_PER_READ):
                 for entry_id, entry in entries:
-                    document += entry[b"tokens"]
-                    # Only whole documents have an id to resume behind: what an error cuts off is read again.
-                    if entry[b"open"] == b"0":
-                        yield RingDocument(entry_id.decode(), layout.unpack(document))
-                        document = b""
+                    with self._client.errors_translated():
+                        document += entry[b"tokens"]
+                        # Only whole documents have an id to resume behind: what an error cuts off is read again.
+                        if entry[b"open"] != b"0":
+                            continue
+                        whole = RingDocument(entry_id.decode(), layout.unpack(document))
+                    yield whole
+                    document = b""
 
     async def _read_streams(self, last_ids: dict[str, bytes], count: int) -> list[tuple[str, _Entries]]:
         """Reads the next entries of streams and moves their last ids on. Empty if none came within BLOCK_MS."""
         options = ("COUNT", count, "BLOCK", BLOCK_MS, "STREAMS")
         found = await self._client.call_blocking(READ_TIMEOUT_S, "XREAD", *options, *last_ids, *last_ids.values())
-        streams: list[tuple[str, _Entries]] = [(key.decode(), entries) for key, entries in found]
-        for key, entries in streams:
-            last_ids[key] = entries[-1][0]
+        with self._client.errors_translated():
+            streams: list[tuple[str, _Entries]] = [(key.decode(), entries) for key, entries in found]
+            for key, entries in streams:
+                last_ids[key] = entries[-1][0]
         return streams
 
 

@@ -1,0 +1,38 @@
+"""Places for the stderr of a process that take no line, or not all of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+Kind = Literal["full", "closed", "reader gone", "unread"]
+KINDS: tuple[Kind, ...] = ("full", "closed", "reader gone", "unread")
+
+
+@contextmanager
+def bad_stderr(kind: Kind) -> Iterator[dict[str, Any]]:
+    """Yields arguments of Popen for a process with such a stderr. That of "unread" is a pipe with an idle reader."""
+    if kind == "closed":
+        yield {"preexec_fn": lambda: os.close(2)}
+        return
+    if kind == "full":
+        with open("/dev/full", "wb") as full:
+            yield {"stderr": full}
+        return
+    reading, writing = os.pipe()
+    if kind == "reader gone":
+        os.close(reading)
+    try:
+        yield {"stderr": writing}
+    finally:
+        os.close(writing)
+        if kind == "unread":
+            os.close(reading)
+
+
+def started(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Starts a process, whose stdout is read."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)

@@ -17,6 +17,10 @@ class ForgetfulProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
 
+    def lead_to(self, target: str) -> None:
+        """Forwards the connections from now on to another address."""
+        self._host, _, self._port = target.rpartition(":")
+
     def forget(self) -> None:
         """All connections that there are."""
         self._era += 1

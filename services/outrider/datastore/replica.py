@@ -31,7 +31,7 @@ from outrider.datastore.types import (
     StoreFull,
     StoreUnavailable,
 )
-from outrider.telemetry.tasks import keep_running
+from outrider.telemetry.tasks import end, keep_running
 
 log = structlog.get_logger(__name__)
 
@@ -83,8 +83,7 @@ class Replica:
     async def close(self) -> None:
         """Drops everything that is held here. The store stays open."""
         if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.wait((self._upkeep,))
+            await end(self._upkeep)
         await self.rings.close()
         self._background.close()
 

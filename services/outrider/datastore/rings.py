@@ -17,7 +17,7 @@ from outrider.core.retrieval.suffix_index import ContextIndex, Sort, Tokens
 from outrider.datastore.background import Background
 from outrider.datastore.redis.store import RedisStore
 from outrider.datastore.types import ALL_TENANTS, CorpusId, Scope, StoreUnavailable
-from outrider.telemetry.tasks import keep_running
+from outrider.telemetry.tasks import end, keep_running
 
 log = structlog.get_logger(__name__)
 
@@ -102,8 +102,7 @@ class Rings:
         tasks = [task for held in self._rings.values() for task in held.tasks]
         while self._rings:
             self._drop_oldest()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.gather(*map(end, tasks))
 
     def _open(self, ring_id: CorpusId, scope: Scope) -> HeldRing | None:
         if len(self._rings) >= self._max_num_rings:

@@ -40,8 +40,7 @@ class SentinelUrl(NamedTuple):
 
 
 def sentinel_url(value: str) -> SentinelUrl | None:
-    """Returns what a URL for Sentinel names; None means that it is of another kind. Raises ValueError if it is malformed.
-    """
+    """Returns what a URL for Sentinel names; None means that it is of another kind. Raises ValueError for nonsense."""
     scheme, _, rest = value.partition("+sentinel://")
     if scheme not in ("redis", "rediss") or not rest:
         return None

@@ -18,6 +18,9 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
 """Shortest and longest time from a failure to the next beginning; each is twice as long as the one before."""
 
+LOST_CANCELLATION_S = 0.2
+"""Time after which a task that still runs is cancelled again."""
+
 _num_failures: dict[str, int] = {}
 """Failures since the start of this process, by the names of tasks."""
 
@@ -47,6 +50,14 @@ async def _run(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
             pause_s = FIRST_PAUSE_S
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Ends a task, and returns when it has ended."""
+    # Again and again: before Python 3.12 a cancellation that comes just as `asyncio.wait_for` returns is lost.
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=LOST_CANCELLATION_S)
 
 
 def task_metrics() -> Metrics:

@@ -21,23 +21,15 @@ from typing import Any
 
 import hiredis
 import structlog
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    NoPermissionError,
-    OutOfMemoryError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.asyncio.sentinel import MasterNotFoundError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from outrider.datastore.redis import layout
 from outrider.datastore.redis.address import RedisAddress
 from outrider.datastore.types import StoreFull, StoreUnavailable
-from outrider.telemetry.tasks import keep_running
+from outrider.telemetry.tasks import end, keep_running
 from outrider.telemetry.tracing import NO_SPAN, Span, current_span, peer_attributes
 
 log = structlog.get_logger(__name__)
@@ -116,8 +108,7 @@ class RedisClient:
     async def close(self) -> None:
         """Closes all connections."""
         if self._monitor is not None:
-            self._monitor.cancel()
-            await asyncio.wait((self._monitor,))
+            await end(self._monitor)
             self._monitor = None
         # To the pool these connections are in use. Its end disconnects such connections, too.
         self._lookup_connections.clear()
@@ -327,8 +318,7 @@ class RedisClient:
             try:
                 await self._check()
                 if was_usable is False:
-                    # Other connections may still lead to a server that is of no use, and this may be another one.
-                    self._is_prepared = False
+                    # Other connections may still lead to a server that is of no use.
                     await self._disconnect(everything=True)
                     await self._check()
                 if not was_usable:
@@ -337,6 +327,7 @@ class RedisClient:
             except (StoreUnavailable, StoreFull) as error:
                 # The cause alone: `unavailable` will put the address in front of it again.
                 self.problem = _text_of(error.__cause__ or error)
+                self._is_prepared = False  # the next check may find another server, or Functions that were replaced
                 has_answered = isinstance(error.__cause__, (ResponseError, *GARBLED))
                 if was_usable is not False:
                     log.warning("redis.lost", error=str(error))
@@ -391,6 +382,8 @@ class RedisClient:
 
 def _text_of(error: BaseException) -> str:
     """Returns the words of an error, with the name that Redis gives it: redis-py cuts that off."""
+    if isinstance(error, MasterNotFoundError):  # which lists how each Sentinel was asked
+        return "no Sentinel that answers knows a primary of that name"
     code = getattr(error, "status_code", None)
     return f"{code} {error}" if code else str(error) or type(error).__name__
 

@@ -20,21 +20,27 @@ class StopStrings:
         """
         self._strings, self._includes_stop = tuple(strings), includes_stop
         self._held = ""
+        self._num_seen_ahead = 0
+        """Characters behind what is held that were an outlook before."""
         self.found: str | None = None
         """The stop string, once the text has one."""
 
-    def feed(self, piece: str, *, may_stop: bool = True) -> str:
+    def feed(self, piece: str, outlook: str = "", *, may_stop: bool = True) -> str:
         """Takes in the next piece; returns the text that is decided by it. Nothing may follow once a string is found.
 
         Args:
             piece: Follows the text so far.
-            may_stop: False if a string that ends in this piece does not count.
+            outlook: Follows the piece if the text ends here, as it does if a string is found. It comes again, or
+                something else does, in later pieces.
+            may_stop: False if a string that ends in this piece or in the outlook does not count.
         """
-        text, num_before = self._held + piece, len(self._held)
+        text, num_before = self._held + piece + outlook, len(self._held) + self._num_seen_ahead
+        self._num_seen_ahead = len(outlook)
         if may_stop and (match := self._first(text, num_before)) is not None:
             begin, end = match
             self.found, self._held = text[begin:end], ""
             return text[: end if self._includes_stop else begin]
+        text = text[: len(text) - len(outlook)]
         num_held = max((_overlap(text, string) for string in self._strings), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import TemplateError
-from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -21,6 +20,13 @@ RESERVED_TEMPLATE_VARIABLES = frozenset(
 )
 """Names that no further variable of a chat template can have: they are fields of a `Chat`, or what renders it has
 parameters of these names."""
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+"""The character that stands in a text for bytes that form none."""
+MAX_UNDECIDED = 64
+"""Tokens without the end of a character that are decoded together; of more, all but the last few are told."""
+MAX_CHARACTER_LEN = 4
+"""Most bytes of a character in UTF-8, and so most tokens."""
 
 # What expressions raise on values that a template does not expect, beside its own errors: `'a' + 1`, `{}['a']`.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -65,6 +71,10 @@ class TextCodec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        added = self._backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.byte_ids = self._byte_ids()
+        """Tokens that are single bytes, as vocabularies with byte fallback have them."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text, by default with the special tokens that the model expects around one."""
@@ -152,43 +162,90 @@ class TextCodec:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decodes token ids; special tokens are left out by default. Bytes that form no character become U+FFFD."""
-        # Not transformers' own `decode`: that may clean up spaces, which `DecodeStream` does not.
+        # Not transformers' own `decode`: that may clean up spaces.
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         """Makes a decoder for tokens that arrive bit by bit; it leaves special tokens out by default."""
         return TextStream(self, skip_special_tokens=skip_special_tokens)
 
-    def new_decode_stream(self, *, skip_special_tokens: bool) -> tuple[DecodeStream, Any]:
-        """The library's incremental decoder and the tokenizer it wants to be called with."""
-        return DecodeStream(skip_special_tokens=skip_special_tokens), self._backend
+    def is_silent(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Returns True for a token that has no part in a text: one that is left out, or that the tokenizer lacks."""
+        is_left_out = skip_special_tokens and token_id in self._special_ids
+        return is_left_out or self._backend.id_to_token(token_id) is None
+
+    def _byte_ids(self) -> frozenset[int]:
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        ids = {name: self._backend.token_to_id(name) for name in names}
+        # Without byte fallback the same names are words like any others.
+        return frozenset(
+            token_id
+            for name, token_id in ids.items()
+            if token_id is not None and self.decode([token_id], skip_special_tokens=False) != name
+        )
 
 
 class TextStream:
-    """Decodes a growing run of tokens. Joined, its pieces are the text of the whole run."""
+    """Decodes a growing run of tokens. Joined, its pieces are the text of the whole run. No tokens make it fail.
+
+    Bytes of a character wait for the rest of it. Tokens that are single bytes wait until another kind of token follows:
+    where some of them form no character, the whole decoder breaks those next to them, too.
+    """
 
     def __init__(self, codec: TextCodec, *, skip_special_tokens: bool) -> None:
         self._codec, self._skip_special_tokens = codec, skip_special_tokens
-        self._stream, self._backend = codec.new_decode_stream(skip_special_tokens=skip_special_tokens)
+        self._context: list[int] = []
+        """The latest tokens whose text is told: what follows is decoded behind them, for its spaces."""
+        self._told = ""
+        """Their text, decoded alone."""
         self._undecided: list[int] = []
         self.num_characters = 0
         """Characters of the text that is decided so far, those of `finish` not counted."""
+        self.outlook = ""
+        """The text that the undecided tokens add if it ends behind the latest whole character of theirs."""
 
     def step(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that these tokens decide. Bytes of an unfinished character wait for a later call."""
-        pieces = []
-        for token_id in token_ids:
-            self._undecided.append(token_id)
-            piece = self._stream.step(self._backend, token_id)
-            # None where no text can be told yet: within a character, or for a special token.
-            if piece is not None:
-                pieces.append(piece)
-                self._undecided.clear()
-        text = "".join(pieces)
-        self.num_characters += len(text)
-        return text
+        """Returns the text that these tokens decide."""
+        return "".join(map(self._step, token_ids))
+
+    def _step(self, token_id: int) -> str:
+        if self._codec.is_silent(token_id, skip_special_tokens=self._skip_special_tokens):
+            return ""
+        self._undecided.append(token_id)
+        if token_id in self._codec.byte_ids:
+            self._look_out()
+            return ""
+        num_decided, piece = len(self._undecided), self._decoded(len(self._undecided))
+        if piece.endswith(BROKEN):
+            num_decided, piece = self._surely_decided(piece)
+        if piece:
+            self._context, self._undecided = self._undecided[:num_decided], self._undecided[num_decided:]
+            self._told = self._codec.decode(self._context, skip_special_tokens=self._skip_special_tokens)
+            self.num_characters += len(piece)
+            self.outlook = ""
+        return piece
+
+    def _look_out(self) -> None:
+        """Brings the outlook up to date behind a single byte."""
+        # Bytes beyond would be decoded again and again: their text comes when they end.
+        if len(self._undecided) < MAX_UNDECIDED and not (text := self._decoded(len(self._undecided))).endswith(BROKEN):
+            self.outlook = text
+
+    def _surely_decided(self, text: str) -> tuple[int, str]:
+        """Returns how many tokens are decided of many whose text ends within a character, and the text of these."""
+        # Each token has a byte at least: what precedes the bytes of one character can become no other text.
+        num_decided = len(self._undecided) - MAX_CHARACTER_LEN + 1
+        if num_decided < MAX_UNDECIDED or self._undecided[num_decided - 1] in self._codec.byte_ids:
+            return 0, ""
+        piece = self._decoded(num_decided)
+        # A character that stands across the end of these tokens is waited for.
+        return (num_decided, piece) if text.startswith(piece) else (0, "")
+
+    def _decoded(self, num_tokens: int) -> str:
+        """Returns what the first of the undecided tokens add to the text, if no more follow."""
+        token_ids = [*self._context, *self._undecided[:num_tokens]]
+        return self._codec.decode(token_ids, skip_special_tokens=self._skip_special_tokens)[len(self._told) :]
 
     def finish(self) -> str:
         """Returns the text of the tokens that are undecided still. No more may follow."""
-        rest, self._undecided = self._undecided, []
-        return self._codec.decode(rest, skip_special_tokens=self._skip_special_tokens) if rest else ""
+        return self._decoded(len(self._undecided)) if self._undecided else ""

@@ -117,7 +117,7 @@ class Responses:
         texts, ends = list[str](), list[int]()
         for token_id in verdict.token_ids:
             texts.append(self._text.step([token_id]))
-            ends.append(self._text.num_characters - self._num_sent)
+            ends.append(self._text.num_characters + len(self._text.outlook) - self._num_sent)
         return "".join(texts), ends
 
     def _finished(self, verdict: Verdict) -> verifier_pb2.Finished:

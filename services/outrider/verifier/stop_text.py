@@ -40,9 +40,10 @@ class StopText:
             self._num_tokens += 1
             # The tokens that are asked for at least may end with a stop string, like any others.
             may_stop = self._num_tokens >= self._min_tokens
-            self._text.append(self._strings.feed(self._stream.step([token_id]), may_stop=may_stop))
+            piece, outlook = self._stream.step([token_id]), self._stream.outlook
+            self._text.append(self._strings.feed(piece, outlook, may_stop=may_stop))
             if self._ends is not None:
-                self._ends.append(self._stream.num_characters - self._num_sent)
+                self._ends.append(self._stream.num_characters + len(outlook) - self._num_sent)
             if self.found is not None:
                 return number
         return None

@@ -63,7 +63,7 @@ class CountingEngine(EngineThread[list[int], list[int]]):
     def begin_with(self, name: str, *numbers: int) -> threading.Event:
         """Begins a session; the event is set when the engine loses it."""
         failed = threading.Event()
-        self.begin(name, lambda: list(numbers), failed.set)
+        self.begin(name, lambda: list(numbers), lambda is_own: failed.set())
         return failed
 
     @contextmanager
@@ -76,7 +76,7 @@ class CountingEngine(EngineThread[list[int], list[int]]):
             assert is_released.wait(WAIT_S)
             return []
 
-        self.begin("holder", hold, is_released.set)
+        self.begin("holder", hold, lambda is_own: is_released.set())
         self.close("holder")
         assert is_held.wait(WAIT_S)
         yield
@@ -143,7 +143,7 @@ def test_a_session_that_cannot_be_opened_is_lost_alone(engine: CountingEngine) -
         raise MemoryError
 
     with engine.held():
-        engine.begin("a", cannot_open, failed.set)
+        engine.begin("a", cannot_open, lambda is_own: failed.set())
         engine.begin_with("b", 2)
     assert engine.steps.get(timeout=WAIT_S) == [2]
     assert failed.is_set()

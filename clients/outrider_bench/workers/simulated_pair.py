@@ -12,6 +12,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -309,7 +310,8 @@ class Simulation:
         """Moves on to the next round; returns the sessions that take part in it."""
         while True:
             self._run_until(self._now)
-            ready, wait_s = ready_sessions(self._jobs.values(), self._now / 1e3, self._timings.forward_ms.get(0.0))
+            forward_ms = self._timings.forward_ms.get(0.0)
+            ready, wait_s = ready_sessions(self._jobs.values(), self._now / 1e3, forward_ms, nullcontext)
             if ready:
                 return ready
             mails = (self._drafts, self._answers, self._commits)
@@ -447,7 +449,7 @@ class _Silent:
 
     def on_broken(self, reason: str) -> None: ...
 
-    def on_failure(self) -> None: ...
+    def on_failure(self, is_own: bool) -> None: ...
 
 
 def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> list[int]:

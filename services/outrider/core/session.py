@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from outrider.core.acceptance import decides_by_ratio
@@ -126,6 +127,19 @@ class SessionSpec:
     """True if its draft model runs on the GPU that the target runs on, so that one slows the other down."""
     skip_special_tokens: bool = True
     """Leaves special tokens out of the text; the tokens are the same."""
+
+    @property
+    def largest_token_id(self) -> TokenId:
+        """Largest token id that the request names."""
+        sampling = self.sampling
+        named = chain(
+            self.prompt_token_ids,
+            self.resume_token_ids,
+            sampling.stop_token_ids,
+            (token_id for token_id, _ in sampling.logit_bias),
+            *sampling.bad_words_token_ids,
+        )
+        return max(named)
 
 
 def ending_of(spec: SessionSpec) -> Verdict | None:

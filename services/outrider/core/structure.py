@@ -82,6 +82,8 @@ class StructuredText:
         self._matcher, self._tree = matcher, tree
         self.error = ""
         """Says why the text cannot go on, if it cannot."""
+        self.failure: Exception | None = None
+        """Something else that has gone wrong with the draws of a round; its session ends with it."""
         self.take(token_ids)
 
     def take(self, token_ids: Sequence[TokenId]) -> int | None:

@@ -27,6 +27,16 @@ log = structlog.get_logger(__name__)
 MAX_FAILED_STEPS = 3
 """Steps in a row that fail before the device is suspected."""
 
+OnFailure = Callable[[bool], object]
+"""Called when the engine cannot go on with a session, which is gone then: with True if that is the session's own fault,
+so that its request would fail again, wherever it is sent."""
+
+
+def is_own_fault(error: Exception) -> bool:
+    """Returns False for an error of the process, or of its machine: elsewhere the same request may be served."""
+    return not isinstance(error, MemoryError | OSError)
+
+
 Session = TypeVar("Session")
 Work = TypeVar("Work")
 
@@ -57,7 +67,7 @@ class EngineThread(ABC, Generic[Session, Work]):
         self.sessions: dict[str, Session] = {}
         """All sessions, by id. Changed by the engine's thread alone."""
         self._runner, self._stream_priority = runner, stream_priority
-        self._on_failure: dict[str, Callable[[], object]] = {}
+        self._on_failure: dict[str, OnFailure] = {}
         self._posting_loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -82,13 +92,13 @@ class EngineThread(ABC, Generic[Session, Work]):
 
     # Posted by any thread.
 
-    def begin(self, session_id: str, open_session: Callable[[], Session], on_failure: Callable[[], object]) -> None:
+    def begin(self, session_id: str, open_session: Callable[[], Session], on_failure: OnFailure) -> None:
         """Begins a session.
 
         Args:
             session_id: Names the session for `post` and `close`.
             open_session: Makes the session, on the engine's thread.
-            on_failure: Called on the engine's thread if the engine cannot go on with the session, which is gone then.
+            on_failure: Called on the engine's thread, see `OnFailure`.
         """
         self._put(partial(self._begin, session_id, open_session, on_failure))
 
@@ -215,12 +225,12 @@ class EngineThread(ABC, Generic[Session, Work]):
             log.exception("engine.step_failed", num_sessions=len(self.sessions))
             # A copy of the ids, because `_fail` takes them out.
             for session_id in list(self.sessions):
-                self._fail(session_id)
+                self._fail(session_id, is_own=False)
             self._suspect_device()
             return None  # no session is left: only what is posted can bring work
         return wait_s
 
-    def _begin(self, session_id: str, open_session: Callable[[], Session], on_failure: Callable[[], object]) -> None:
+    def _begin(self, session_id: str, open_session: Callable[[], Session], on_failure: OnFailure) -> None:
         # Before the session is made: if that raises, `_fail` looks it up.
         self._on_failure[session_id] = on_failure
         with self.isolated(session_id):
@@ -229,26 +239,25 @@ class EngineThread(ABC, Generic[Session, Work]):
     def _act(self, session_id: str, action: Callable[[Session], object]) -> None:
         session = self.sessions.get(session_id)
         if session is not None:
-            with self.isolated(session_id):
+            # What is posted comes from its peers: with others the same request may be served.
+            with self.isolated(session_id, is_own=False):
                 action(session)
 
     @contextmanager
-    def isolated(self, session_id: str) -> Iterator[None]:
-        """Loses this session if the body raises: what came in for one is no reason to lose the others."""
+    def isolated(self, session_id: str, *, is_own: bool = True) -> Iterator[None]:
+        """Loses this session if the body raises: what is done for one is no reason to lose the others. `is_own` is as
+        `OnFailure` has it."""
         try:
             yield
-        except Exception:
-            self.lose(session_id)
+        except Exception as error:
+            log.exception("engine.session_failed", session_id=session_id)
+            self._fail(session_id, is_own=is_own and is_own_fault(error))
 
-    def lose(self, session_id: str) -> None:
-        """Loses the session in whose part the exception was raised that is being handled."""
-        log.exception("engine.session_failed", session_id=session_id)
-        self._fail(session_id)
-
-    def _fail(self, session_id: str) -> None:
-        on_failure = self._on_failure[session_id]  # read before `remove` forgets it
+    def _fail(self, session_id: str, *, is_own: bool) -> None:
+        on_failure = self._on_failure.get(session_id)  # read before `remove` forgets it
         self.remove(session_id, has_failed=True)
-        on_failure()
+        if on_failure is not None:  # None: it has ended, by the very part that has failed
+            on_failure(is_own)
 
     def _suspect_device(self) -> None:
         """Finds out after several failed steps, by a forward that belongs to no session, if the device is at fault."""

@@ -250,7 +250,7 @@ def _structured(
     sampler: Sampler, logits: Tensor, round_: Round, structured: StructuredText, draws: Sequence[int]
 ) -> list[int]:
     """Returns the draws of a round that obey its structure. If the text cannot go on: none, and `structured` says
-    why."""
+    why, as its `error` or its `failure`."""
     sampling, indices = round_.sampling, round_.output_indices
 
     def redraw(row: int, matcher: Matcher) -> int:
@@ -277,4 +277,6 @@ def _structured(
         return tokens
     except StructureBroken as error:
         structured.error = str(error)
-        return []
+    except Exception as error:
+        structured.failure = error  # not raised: other rounds are in the same step
+    return []

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
@@ -71,10 +72,6 @@ class TextCodec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        added = self._backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.byte_ids = self._byte_ids()
-        """Tokens that are single bytes, as vocabularies with byte fallback have them."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text, by default with the special tokens that the model expects around one."""
@@ -174,7 +171,14 @@ class TextCodec:
         is_left_out = skip_special_tokens and token_id in self._special_ids
         return is_left_out or self._backend.id_to_token(token_id) is None
 
-    def _byte_ids(self) -> frozenset[int]:
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Tokens that are single bytes, as vocabularies with byte fallback have them."""
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         ids = {name: self._backend.token_to_id(name) for name in names}
         # Without byte fallback the same names are words like any others.

@@ -150,7 +150,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
     def open(self, spec: DraftSessionSpec, listener: DraftListener) -> None:
         """Begins a session."""
-        self.begin(spec.session_id, partial(self._open, spec, listener), partial(self._call, listener.fail))
+        self.begin(spec.session_id, partial(self._open, spec, listener), lambda _: self._call(listener.fail))
 
     def commit(
         self,
@@ -242,13 +242,12 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._deliver()
         work = []
         for session in self.residency.admit():
-            session.enter()
-        for session, listener in self.sessions.values():
-            if not self.residency.has(session):
-                continue
-            expansion = session.next_expansion()
-            if expansion is not None:
-                work.append(_Growth(session, listener, session.with_phrase(expansion)))
+            with self.isolated(session.spec.session_id):
+                session.enter()
+        for session, listener in list(self.sessions.values()):
+            with self.isolated(session.spec.session_id):
+                if self.residency.has(session) and (expansion := session.next_expansion()) is not None:
+                    work.append(_Growth(session, listener, session.with_phrase(expansion)))
         if work:
             self.counts.busy_s += time.perf_counter() - now
             return work, 0.0
@@ -312,9 +311,11 @@ class Engine(EngineThread[_Drafting, _Growth]):
                 continue
             children = [row_found[: expansion.num_children] for row_found in found[row : row + segment.num_logits]]
             row += segment.num_logits
-            session.grow(expansion, children, forward_us)
-            session.share_prefix()
-            self._send(session, listener)
+            with self.isolated(session.spec.session_id):
+                if self.residency.has(session):  # or it was lost with its structure
+                    session.grow(expansion, children, forward_us)
+                    session.share_prefix()
+                    self._send(session, listener)
 
     def _loop(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> tuple[int, list[int]]:
         """Chooses what of the work is done by several steps at once: how many steps, and the numbers of the work. There
@@ -435,16 +436,18 @@ class Engine(EngineThread[_Drafting, _Growth]):
         best, before = of_steps[number], of_steps[number - 1] if number else None
         if best is None:
             return None
-        # Counts the row of the token before as run, so only where its own is used.
-        following = expansion if before is None else session.followed(expansion, before[0][0])
-        if following is None:
-            return None
-        num_children, least = following.num_children, following.least_logprob
-        candidates = ranked(best, num_children, is_greedy=session.ranking.is_greedy, least_logprob=least)
-        session.grow(following, [candidates], forward_us)
-        session.share_prefix()
-        self._send(session, listener)
-        return growth._replace(expansion=following)
+        with self.isolated(session.spec.session_id):
+            # Counts the row of the token before as run, so only where its own is used.
+            following = expansion if before is None else session.followed(expansion, before[0][0])
+            if following is None:
+                return None
+            num_children, least = following.num_children, following.least_logprob
+            candidates = ranked(best, num_children, is_greedy=session.ranking.is_greedy, least_logprob=least)
+            session.grow(following, [candidates], forward_us)
+            session.share_prefix()
+            self._send(session, listener)
+            return growth._replace(expansion=following)
+        return None
 
     def _is_worth_waiting(self) -> bool:
         """Returns True if another forward is worth the time of the target, which waits for the drafts of sessions. It
@@ -497,7 +500,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
             first_row = 0
             for session, expansion in drawing:
                 num_rows = len(expansion.nodes) + len(expansion.phrase)
-                session.keep_to_structure(expansion, logits[first_row : first_row + num_rows])
+                with self.isolated(session.spec.session_id):
+                    session.keep_to_structure(expansion, logits[first_row : first_row + num_rows])
                 first_row += num_rows
             return candidates(
                 self._sampler,
@@ -523,6 +527,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
             if self.residency.has(session) and (session in prefill_rows or not session.is_prefilling):
                 with self.isolated(session.spec.session_id):
                     segment = session.segment(growth.expansion, prefill_rows.get(session, MIN_PREFILL_ROWS))
+                    if not 0 <= min(segment.token_ids) <= max(segment.token_ids) < self._runner.vocab_size:
+                        raise ValueError(f"token ids must be in [0, {self._runner.vocab_size})")
                     if self.residency.reserve(session, len(segment.token_ids)):
                         chosen.append(growth)
                         segments.append(segment)
@@ -566,4 +572,8 @@ def _settled(of_steps: Sequence[Best | None]) -> list[Sequence[TokenId]]:
 
 def _send_all(drafts: Sequence[tuple[DraftListener, Draft]]) -> None:
     for listener, draft in drafts:
-        listener.send(draft)
+        try:
+            listener.send(draft)
+        except Exception:
+            log.exception("engine.draft_unsent")
+            listener.fail()

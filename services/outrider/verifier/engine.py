@@ -12,13 +12,15 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
+import structlog
+
 from outrider.core.costs import Contexts, ForwardTimes
 from outrider.core.reports import TokenLogprobs
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import TokenId
-from outrider.models.engine import EngineThread
+from outrider.models.engine import EngineThread, is_own_fault
 from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs
 from outrider.models.pending_draft import PendingDraft
@@ -45,6 +47,8 @@ from outrider.verifier.shared_forward import (
     tell_of_prompts,
 )
 from outrider.verifier.timings import Activity, EngineTimings
+
+log = structlog.get_logger(__name__)
 
 _Delivery = tuple[GenerationListener, Verdict, Statistics, PeerRequests]
 
@@ -113,7 +117,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             self._timings,
             self._micro_batches,
             self._behind_drafts,
-            self.lose,
+            self.isolated,
             prefill_chunk=prefill_chunk,
             max_rows=max_rows,
             vocab_size=model.runner.vocab_size,
@@ -142,6 +146,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """
 
         def open_session() -> VerifySession:
+            if spec.largest_token_id >= self._runner.vocab_size:
+                # A forward would fail for all sessions, and a bias would change another one's logits.
+                raise ValueError(f"a token id is not in [0, {self._runner.vocab_size}), the rows of the model's head")
             cache = self._runner.new_cache(salt)
             # What the forward says of a prompt is wanted of all of it, also of what others have read.
             cache.finds = spec.report.prompt_logprobs is None
@@ -157,7 +164,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return session
 
         # The engine's thread finds the failure, and the listener lives on the loop.
-        self.begin(spec.session_id, open_session, partial(self._loop.call_soon_threadsafe, listener.on_failure))
+        self.begin(
+            spec.session_id,
+            open_session,
+            lambda is_own: self._loop.call_soon_threadsafe(listener.on_failure, is_own),
+        )
 
     def follow(self, draft: PendingDraft) -> None:
         """Verifies a draft behind which the device can be asked for a round, if its sessions are all that share
@@ -170,8 +181,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """Returns the sessions whose round begins now; if there are none, how long to wait for something to be posted,
         where None means without end."""
         for session in self.residency.admit():
-            session.enter(now)
-            self._loop.call_soon_threadsafe(session.listener.on_admitted, session.cache.length)
+            with self.isolated(session.session.spec.session_id):
+                session.enter(now)
+                self._loop.call_soon_threadsafe(session.listener.on_admitted, session.cache.length)
         until_refused = self._refuse_those_that_waited_too_long(now)
         residents = self.residency.residents
         activities = [Activity.of(session.choice.strategy) for session in residents]
@@ -185,7 +197,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             if left := [session for session in self._ahead.plan.work if self.residency.has(session)]:
                 return left, None
             self._ahead = None  # nobody waits for it
-        ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
+        ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0), self.isolated)
         if wait_s is None and ready:
             return ready, None
         self._idle_since = None  # drafts or requests are waited for
@@ -248,7 +260,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         logits = self._runner.forward(segments, draws=None if known.is_greedy else known, drawn=plan.drawn)
         timing.stop()
         asked = time.perf_counter()
-        logits = tell_of_prompts(logits, plan.work, segments)
+        logits = tell_of_prompts(logits, plan.work, segments, self.isolated)
         draws = begin_rounds(self.sampler, logits, rounds, known)
         next_tokens = begin_next_tokens(logits, drawing)
         logprobs = begin_logprobs(logits, drawing, rounds, draws.drawn) if self.works_on else tuple
@@ -310,13 +322,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._timings.set_others(plan.num_rows, plan.num_rows_of_others, forward_ms)
         # Where these sessions have to be asked for again, the loop is told when that is done.
         is_urgent = not self.works_on or bool(going_on)
-        verdicts: list[tuple[VerifySession, Verdict]] = []
-        try:
-            verdicts.extend(self._judged(forward, draws, forward_ms, now, going_on))
-        finally:
-            # Also those before one that fails the step.
-            unsure = plan.behind if kept is None else None
-            is_urgent = self._take_verdicts(verdicts, unsure) or is_urgent
+        verdicts = list(self._judged(forward, draws, forward_ms, now, going_on))
+        is_urgent = self._take_verdicts(verdicts, plan.behind if kept is None else None) or is_urgent
         self._end_step(plan.drawing, now, is_typical=is_typical)
         if is_urgent:
             self._deliver()
@@ -329,7 +336,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         now: float,
         going_on: Collection[VerifySession],
     ) -> Iterator[tuple[VerifySession, Verdict]]:
-        """Makes the verdicts of a forward.
+        """Makes the verdicts of a forward, of the sessions that do not fail at it.
 
         Args:
             forward: The forward.
@@ -348,22 +355,29 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             if session in forward.void or not self.residency.has(session):
                 continue  # drawn for already; or closed a moment ago, by what was posted: its cache is empty
             followers = next_tokens[rows]
-            if plan.behind is not None:
-                token_ids, followers = self._behind_drafts.settle(plan.behind, session, token_ids, followers)
             if round_.structured is not None and round_.structured.error:
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
                 continue
-            # Of this round, as the verdict begins another; of none whose drafter was lost, or that has lost its room.
-            expected, has_skipped = session.expected if session.takes_turns else None, session.skips_draft
-            verdict = session.apply(
-                token_ids, forward_ms, started, now, followers, num_rows, is_ahead=session in going_on
-            )
-            if session.session.spec.report.logprobs is not None:
-                verdict = verdict._replace(logprobs=_logprobs(session, forward.logits[rows], round_, verdict, known))
-            if expected is not None:
-                self._draft_skips.learn(expected, 1 + verdict.num_accepted, has_skipped=has_skipped)
-            yield session, verdict
+            verdict = None
+            with self.isolated(session.session.spec.session_id):
+                if round_.structured is not None and round_.structured.failure is not None:
+                    raise round_.structured.failure
+                if plan.behind is not None:
+                    token_ids, followers = self._behind_drafts.settle(plan.behind, session, token_ids, followers)
+                # Of this round, as the verdict begins another; of none whose drafter was lost, or that has lost its
+                # room.
+                expected, has_skipped = session.expected if session.takes_turns else None, session.skips_draft
+                verdict = session.apply(
+                    token_ids, forward_ms, started, now, followers, num_rows, is_ahead=session in going_on
+                )
+                if session.session.spec.report.logprobs is not None:
+                    of_rows = forward.logits[rows]
+                    verdict = verdict._replace(logprobs=_logprobs(session, of_rows, round_, verdict, known))
+                if expected is not None:
+                    self._draft_skips.learn(expected, 1 + verdict.num_accepted, has_skipped=has_skipped)
+            if verdict is not None and self.residency.has(session):
+                yield session, verdict
 
     def _skip_drafts(self, going_on: Sequence[VerifySession]) -> None:
         """Has sessions that take turns with the draft model begin their next rounds without drafts, if that brings more
@@ -395,8 +409,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             as_before = [each for each in going_on if each[0].is_drafting and not each[0].choice.has_changed]
             if len(as_before) == len(behind.rows):
                 behind.go_on({session: verdict.token_ids for session, verdict in as_before})
-        urgent = [self._take_verdict(session, verdict) for session, verdict in verdicts]
-        return any(urgent)
+        is_urgent = False
+        for session, verdict in verdicts:
+            with self.isolated(session.session.spec.session_id):
+                is_urgent = self._take_verdict(session, verdict) or is_urgent
+        return is_urgent
 
     def _take_verdict(self, session: VerifySession, verdict: Verdict) -> bool:
         """Takes a verdict to tell the loop of; returns True if that is urgent."""
@@ -457,4 +474,9 @@ def _logprobs(
 
 def _tell(verdicts: Iterable[_Delivery]) -> None:
     for listener, verdict, statistics, requests in verdicts:
-        listener.on_verdict(verdict, statistics, requests)
+        try:
+            listener.on_verdict(verdict, statistics, requests)
+        except Exception as error:
+            # Those behind it would wait for their verdicts for ever.
+            log.exception("engine.verdict_untold")
+            listener.on_failure(is_own_fault(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.params import MAX_ROWS
@@ -11,11 +11,12 @@ from outrider.models.kv_cache import KVCache
 from outrider.models.packing import Segment
 from outrider.models.pending_draft import PendingDraft
 from outrider.models.prefill import PrefillTurns
+from outrider.models.ratio import Round
 from outrider.models.residency import Residency
 from outrider.verifier.micro_batches import MicroBatches
 from outrider.verifier.rounds_behind_drafts import RoundsBehindDrafts
 from outrider.verifier.session import VerifySession
-from outrider.verifier.shared_forward import AskedForward, PlannedForward, ready_sessions, round_of
+from outrider.verifier.shared_forward import AskedForward, Isolated, PlannedForward, ready_sessions, round_of
 from outrider.verifier.timings import EngineTimings
 
 
@@ -28,7 +29,7 @@ class ForwardPlanner:
         timings: EngineTimings,
         micro_batches: MicroBatches,
         behind_drafts: RoundsBehindDrafts,
-        lose: Callable[[str], object],
+        isolated: Isolated,
         *,
         prefill_chunk: int,
         max_rows: int,
@@ -40,7 +41,7 @@ class ForwardPlanner:
             timings: What all sessions have measured.
             micro_batches: Decides when a batch is verified in two halves.
             behind_drafts: Chooses the rows behind a draft that the device is still at.
-            lose: Loses a session whose rows cannot be made, by its id. It is called while that exception is handled.
+            isolated: Loses a session whose rows cannot be made.
             prefill_chunk: Most prompt rows of one forward, over all sessions.
             max_rows: Most decode rows of one forward.
             vocab_size: Number of the target's tokens.
@@ -49,7 +50,7 @@ class ForwardPlanner:
         self._timings = timings
         self._micro_batches = micro_batches
         self._behind_drafts = behind_drafts
-        self._lose = lose
+        self._isolated = isolated
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
         self._vocab_size = vocab_size
@@ -124,7 +125,7 @@ class ForwardPlanner:
         if not others or not self._micro_batches.may_go_on([*running, *others]):
             return None
         started, ready_since = time.perf_counter(), [session.ready_since for session in others]
-        ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0))
+        ready, _ = ready_sessions(others, started, self._timings.forward_ms.get(0.0), self._isolated)
         max_num_nodes = self._max_num_nodes(len(running) + len(others))
         if len(ready) < len(others) or not self._micro_batches.go_on(running, ready, max_num_nodes):
             for session, since in zip(others, ready_since, strict=True):
@@ -175,18 +176,22 @@ class ForwardPlanner:
         Returns:
             The forward. None if all of them have lost their room to others.
         """
-        work, segments = self._segments(ready, max_num_nodes)
-        if not segments:
+        planned = self._rows_of(ready, max_num_nodes)
+        if not planned:
             return None
         # Without a verdict are the pieces of prompts that are not through.
-        drawing = [
-            session
-            for session, segment in zip(work, segments, strict=True)
-            if segment.num_logits > session.num_prompt_rows
-        ]
-        return PlannedForward(work, segments, drawing, [round_of(session) for session in drawing], started)
+        drawn = [(session, round_) for session, _, round_ in planned if round_ is not None]
+        return PlannedForward(
+            work=[session for session, _, _ in planned],
+            segments=[segment for _, segment, _ in planned],
+            drawing=[session for session, _ in drawn],
+            rounds=[round_ for _, round_ in drawn],
+            started=started,
+        )
 
-    def _segments(self, work: Sequence[VerifySession], max_num_nodes: int) -> tuple[list[VerifySession], list[Segment]]:
+    def _rows_of(
+        self, work: Sequence[VerifySession], max_num_nodes: int
+    ) -> list[tuple[VerifySession, Segment, Round | None]]:
         """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts.
 
         Args:
@@ -194,23 +199,20 @@ class ForwardPlanner:
             max_num_nodes: Most nodes of each.
 
         Returns:
-            Those that have rows in it, and their rows.
+            Those that have rows in it, their rows, and how they are drawn for, if they are.
         """
         missing = {session: session.num_missing for session in work if session.is_prefilling}
         prefill_rows = self._prefill_turns.shares(missing)
-        chosen, segments = [], []
+        planned = []
         # The oldest first: younger ones may lose their room to them.
         for session in work:
             if session not in missing or session in prefill_rows:
-                try:
+                with self._isolated(session.session.spec.session_id):
                     segment = self._segment(session, prefill_rows.get(session, 0), max_num_nodes)
-                except Exception:
-                    self._lose(session.session.spec.session_id)
-                    continue
-                if segment is not None:
-                    chosen.append(session)
-                    segments.append(segment)
-        return chosen, segments
+                    if segment is not None:
+                        is_drawn = segment.num_logits > session.num_prompt_rows
+                        planned.append((session, segment, round_of(session) if is_drawn else None))
+        return planned
 
     def _segment(self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int) -> Segment | None:
         """Makes a session's rows and room for them; None if it has lost its room."""
@@ -220,6 +222,8 @@ class ForwardPlanner:
         if session.nodes and not self._has_free_room(segment.cache, len(segment.token_ids)):
             # Drafts are the first that go: they cost nobody anything but the tokens that they would have brought.
             segment = session.segment(max_prefill_rows, 0)
+        if not 0 <= min(segment.token_ids) <= max(segment.token_ids) < self._vocab_size:
+            raise ValueError(f"token ids must be in [0, {self._vocab_size})")  # the whole forward would fail
         return segment if self._residency.reserve(session, len(segment.token_ids)) else None
 
     def _has_free_room(self, cache: KVCache, num_rows: int) -> bool:

@@ -47,5 +47,5 @@ class GenerationListener(Protocol):
     def on_broken(self, reason: str) -> None:
         """Called if the text cannot go on under its structure."""
 
-    def on_failure(self) -> None:
-        """Called if the engine could not go on; its log says why."""
+    def on_failure(self, is_own: bool) -> None:
+        """Called if the engine could not go on; its log says why. `is_own` is as `OnFailure` has it."""

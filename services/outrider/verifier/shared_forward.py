@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from outrider.core.costs import HOLD_SHARE, Contexts
@@ -17,6 +18,9 @@ from outrider.models.sampling import DrawnTokens, Logits, begin_most_probable
 from outrider.models.timing import Timing
 from outrider.verifier.rounds_behind_drafts import RoundBehind
 from outrider.verifier.session import VerifySession
+
+Isolated = Callable[[str], AbstractContextManager[object]]
+"""Makes a context that loses the session of this id if its body raises: see `EngineThread.isolated`."""
 
 
 class AskedTimes(NamedTuple):
@@ -79,7 +83,7 @@ class AskedForward(NamedTuple):
 
 
 def ready_sessions(
-    sessions: Iterable[VerifySession], now: float, forward_ms: float
+    sessions: Iterable[VerifySession], now: float, forward_ms: float, isolated: Isolated
 ) -> tuple[list[VerifySession], float | None]:
     """Returns the sessions whose round begins now.
 
@@ -88,6 +92,7 @@ def ready_sessions(
         now: The time, in seconds, as `VerifySession` is told it.
         forward_ms: Time of a forward, in milliseconds: rounds that are ready are held for the others for a share of it;
             where all of them take turns with the draft model, until its drafts are there.
+        isolated: Loses a session that cannot choose its rows.
 
     Returns:
         The sessions, and None; or no session, and how many seconds others are worth waiting for.
@@ -95,7 +100,8 @@ def ready_sessions(
     ready: list[VerifySession] = []
     waiting: list[VerifySession] = []
     for session in sessions:
-        (ready if session.is_ready(now) else waiting).append(session)
+        with isolated(session.session.spec.session_id):
+            (ready if session.is_ready(now) else waiting).append(session)
     if not waiting:
         return ready, None
     until = min(session.deadline for session in waiting)
@@ -160,7 +166,9 @@ def is_decoding(work: Sequence[VerifySession], segments: Sequence[Segment]) -> b
     return not is_reading and all(len(segment.token_ids) == segment.num_logits for segment in segments)
 
 
-def tell_of_prompts(logits: Logits, work: Sequence[VerifySession], segments: Sequence[Segment]) -> Logits:
+def tell_of_prompts(
+    logits: Logits, work: Sequence[VerifySession], segments: Sequence[Segment], isolated: Isolated
+) -> Logits:
     """Tells sessions what the forward says of their prompts, where they ask for it; returns the logits of all other
     rows."""
     if not any(session.num_prompt_rows for session in work):
@@ -170,5 +178,6 @@ def tell_of_prompts(logits: Logits, work: Sequence[VerifySession], segments: Seq
     for session, segment, rows in zip(work, segments, of_prompts, strict=True):
         if session.num_prompt_rows:
             # The rows are in the cache by now.
-            session.reports.add_prompt(rows, segment.cache.length - len(segment.token_ids))
+            with isolated(session.session.spec.session_id):
+                session.reports.add_prompt(rows, segment.cache.length - len(segment.token_ids))
     return others

@@ -14,6 +14,7 @@ import grpc
 from outrider.core.load import ReplicaLoads
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.channels import doubled, first_turn
+from outrider.wire.details import fails_again
 from outrider.wire.resumption import MAX_CHOICES, difference
 from outrider_client.channel import verifier_addresses
 from outrider_client.errors import OutriderError, ResourceExhausted, Unavailable
@@ -314,7 +315,7 @@ class ResumableCall(RetryState):
 
     def _judge(self, error: OutriderError) -> float:
         # Without `resume`, too, a call that no server has taken yet is tried elsewhere: there is no text to go on with.
-        if error.code not in BROKEN or not (self._resumes or self._is_refusal(error)):
+        if error.code not in BROKEN or not (self._resumes or self._is_refusal(error)) or fails_again(error.details):
             raise error
         self._fail(error)
         if self._was_admitted:

@@ -22,7 +22,7 @@ from outrider.peers.speculator import Speculation, SpeculationSpec, Speculators
 from outrider.verifier.engine import Engine
 from outrider.verifier.listener import PeerRequests
 from outrider.verifier.session import VerifySession
-from outrider.wire.errors import INTERNAL_ERROR, InvalidArgument, ResourceExhausted, RpcError, Unavailable
+from outrider.wire.errors import Internal, InvalidArgument, ResourceExhausted, RpcError, Unavailable
 
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
@@ -263,7 +263,7 @@ class Generation:
     def on_failure(self, is_own: bool) -> None:
         """Ends the generation: the engine could not go on. What would fail again is not to be tried again."""
         lost = Unavailable("the verifier lost this session; its log says why")
-        self.fail(RpcError(INTERNAL_ERROR) if is_own else lost)
+        self.fail(Internal() if is_own else lost)
 
     # From the drafter, to the engine.
 

@@ -30,6 +30,15 @@ def retry_after_s(details: Sequence[message.Message]) -> float | None:
     return None
 
 
+FAILS_AGAIN = error_details_pb2.ErrorInfo(reason="REQUEST_FAILS_AGAIN", domain="outrider")
+"""Says of an INTERNAL error that it is of the request, not of the server or of the way to it."""
+
+
+def fails_again(details: Sequence[message.Message]) -> bool:
+    """Returns True if the details of an error say that the same request would fail again, wherever it is sent."""
+    return FAILS_AGAIN in details
+
+
 def rich_details(error: grpc.RpcError) -> list[message.Message]:
     """Returns the details of a failed call: google.rpc messages, those of kinds that are known here."""
     try:

@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 
 from outrider.core.params import InvalidParameter
 from outrider.v1 import speculator_pb2
+from outrider.wire.details import FAILS_AGAIN
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +40,13 @@ class RpcError(Exception):
     def __init__(self, text: str, *details: message.Message) -> None:
         super().__init__(shortened(text))
         self.details = details
+
+
+class Internal(RpcError):
+    """A bug in what is done for this request alone. Its log has the details, and another server has the same bug."""
+
+    def __init__(self) -> None:
+        super().__init__(INTERNAL_ERROR, FAILS_AGAIN)
 
 
 class InvalidArgument(RpcError):
@@ -185,10 +193,10 @@ def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
         log.info("rpc.broken", peer=context.peer())
         context.set_code(grpc.StatusCode.UNAVAILABLE)
         context.set_details("the stream broke while a message was sent")
-    except Exception:
+    except Exception as error:
         log.exception("rpc.failed")
-        context.set_code(grpc.StatusCode.INTERNAL)
-        context.set_details(INTERNAL_ERROR)
+        # What the process or its machine is short of, another one may have.
+        _set_status(context, RpcError(INTERNAL_ERROR) if isinstance(error, MemoryError | OSError) else Internal())
 
 
 def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: RpcError) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakSet
 
+MOST_SESSIONS = 1 << 20
+"""Most sessions that a server is believed to have, or to take."""
 USUAL_MAX_NUM_SESSIONS = 64
 """Most sessions of a server that has not said how many it takes."""
 
@@ -56,7 +58,8 @@ class LoadEstimate:
         if session is not None:
             self._unreported.discard(session)
         # Reports come from the network: what is impossible must not make a server look empty, or full for ever.
-        self.num_reported, self.max_num_sessions = max(0, num_sessions), max(0, max_num_sessions)
+        self.num_reported = min(MOST_SESSIONS, max(0, num_sessions))
+        self.max_num_sessions = min(MOST_SESSIONS, max(0, max_num_sessions))
         self.busy = min(1.0, max(0.0, busy))
 
     def end(self, session: object) -> None:

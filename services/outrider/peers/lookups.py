@@ -29,8 +29,10 @@ from outrider.peers.reconnecting import (
 from outrider.telemetry.tracing import TraceBudget
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
-from outrider.wire.convert import source_to_proto
+from outrider.wire.convert import MAX_DRAFT_LEN, source_to_proto
 
+MAX_MATCH_LEN = 1 << 16
+"""Longest context that a continuation is believed to follow, in tokens."""
 ANSWER_TIMEOUT_S = 1.0
 """A lookup takes milliseconds: one that takes this long is on a connection that no longer works."""
 
@@ -147,13 +149,15 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
     def _deliver(self, response: pb.LookupResponse) -> None:
         if not self._in_flight:
             return
-        asker, _ = self._in_flight.popleft()
+        asker, query = self._in_flight.popleft()
         asker.is_asking = False
         if asker.next_query is not None:
             self._due[asker] = None
             self._wake.set()
-        for result in response.results:
-            asker.on_answer(result.base_len, continuation_from_proto(result))
+        # One query has one result: what is told of another place is no answer to it.
+        for result in response.results[:1]:
+            if result.base_len == query.base_len:
+                asker.on_answer(query.base_len, continuation_from_proto(result))
 
     def _ask_again(self) -> None:
         """Makes the lookups due again that the ended stream did not answer."""
@@ -180,9 +184,10 @@ def tiers_to_proto(tiers: Sequence[Source]) -> tuple[types_pb2.Source, ...]:
 
 
 def continuation_from_proto(result: pb.LookupResult) -> Continuation:
-    """Converts a result of the datastore. The continuation ends before a node whose parent does not precede it."""
+    """Converts a result of the datastore. The continuation ends before a node whose parent does not precede it, and
+    with as many nodes as a tree holds. A length that no match has is cut to one that it can have."""
     # The lists come from another process, and proto does not make them equally long.
-    length = min(len(result.parent_offsets), len(result.token_ids), len(result.counts))
+    length = min(len(result.parent_offsets), len(result.token_ids), len(result.counts), MAX_DRAFT_LEN)
     for index, offset in enumerate(result.parent_offsets[:length]):
         # Nodes count from 1: the parent of this one is number index + 1 - offset, at least 1. Offset 0 has no parent.
         if offset > index:
@@ -190,7 +195,7 @@ def continuation_from_proto(result: pb.LookupResult) -> Continuation:
             break
     tier = Source(result.tier) if result.tier in Source._value2member_map_ else None
     return Continuation(
-        result.match_len,
+        min(max(0, result.match_len), MAX_MATCH_LEN),
         tier if length else None,
         tuple(result.parent_offsets[:length]),
         tuple(result.token_ids[:length]),

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.core.params import InvalidParameter
@@ -26,6 +27,8 @@ from outrider.peers.channel import PeerState
 from outrider.telemetry.tasks import keep_running
 from outrider.wire.channels import Unreadable, doubled, require_message
 from outrider.wire.details import retry_after_s, rich_details
+
+log = structlog.get_logger(__name__)
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
 """Shortest and longest pause between two attempts; each is twice as long as the one before."""
@@ -193,6 +196,11 @@ class Reconnecting(ABC):
                     error.code() is grpc.StatusCode.UNAVAILABLE and retry_after_s(rich_details(error)) is not None
                 )
                 loss = Loss(Cause.STATUS, reason_of(error), error.code(), is_overwritten(error), is_from_server)
+            except Exception as error:
+                # A message that passed all checks has broken what takes it in. Without this task nobody would come
+                # back to the peer.
+                log.exception("peer.failed", peer=self._state.name)
+                loss = Loss(Cause.GARBAGE, f"{type(error).__name__} at what it sent")
             if self._is_stopped:
                 # When a call ends just as its reader is cancelled, grpc.aio raises the status and the cancellation is
                 # gone: about one in a thousand, each of which would go on for ever.

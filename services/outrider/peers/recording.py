@@ -210,7 +210,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
     async def _receive(self, response: pb.RecordResponse) -> None:
         self._answered()
         self._state.troubled("")
-        self._acknowledge(response.num_tokens)
+        self._acknowledge(max(0, response.num_tokens))
 
     def _lose(self, loss: Loss) -> float:
         # Only lookups and watches decide if the peer is up: a store that is full refuses records and still answers.

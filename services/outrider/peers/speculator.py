@@ -38,7 +38,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import NO_SPAN, SPECULATE, current_span
 from outrider.v1 import speculator_pb2, types_pb2, verifier_pb2
 from outrider.wire.channels import doubled
-from outrider.wire.convert import draft_from_proto, last_node_id
+from outrider.wire.convert import MAX_TIME_US, draft_from_proto, last_node_id
 from outrider.wire.errors import ended_from_proto
 from outrider.wire.handshake import Model, handshake
 from outrider.wire.sampling import sampling_to_proto
@@ -385,7 +385,7 @@ class SpeculationStream(Reconnecting):
             self._peer.report(opened.load, self)
         else:
             self._peer.load.opened(self)
-        self._listener.on_attached(opened.forward_us)
+        self._listener.on_attached(min(opened.forward_us, MAX_TIME_US))
 
     def _take(self, drafted: speculator_pb2.SpeculatorDraft) -> None:
         self._answered()

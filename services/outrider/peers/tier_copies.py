@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import grpc
 import structlog
@@ -81,6 +81,10 @@ log = structlog.get_logger(__name__)
 
 MAX_SHARED_NGRAMS = 400_000
 """N-grams of a copy of a shared tier, about 60 MB; those seen first make room."""
+MAX_RUN_TOKENS = MAX_SHARED_NGRAMS // NGRAM_ORDER
+"""Tokens of a run that are learnt, its last ones: those before them would make room at once."""
+SLICE_TOKENS = 256
+"""Tokens that are learnt in one go, in one to three milliseconds."""
 MAX_PRIOR_TOKENS = 16 << 20
 """A prior beyond this is not copied: it is looked up in the datastore."""
 
@@ -103,7 +107,7 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
         """The shared tier; None means that the scope does not include it."""
         self._scope = scope
         self._incoming: NgramTier | None = None
-        self._documents: list[Sequence[TokenId]] = []
+        self._documents: list[list[TokenId]] = []
         self._is_open = False
         self._num_tokens = 0
 
@@ -119,8 +123,7 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
             await self._take_prior(response.prior)
         elif self._incoming is not None:
             self.shared = self._incoming
-            run = response.shared
-            self.shared.learn([*run.context_token_ids, *run.token_ids], len(run.context_token_ids))
+            await _learn(self.shared, response.shared)
 
     def _lose(self, loss: Loss) -> float:
         if loss.cause is Cause.GARBAGE or loss.code is not grpc.StatusCode.OK:
@@ -137,7 +140,7 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
             if self._num_tokens > MAX_PRIOR_TOKENS:
                 self._documents = []
             elif self._is_open and self._documents:
-                self._documents[-1] = [*self._documents[-1], *token_ids]
+                self._documents[-1] += token_ids
             else:
                 self._documents.append(token_ids)
             # Only the first document of a piece continues the last one of the piece before.
@@ -151,6 +154,17 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
         # In a thread, since it takes seconds for a large prior, and every session of the process lives on this loop.
         self.prior = await asyncio.to_thread(PriorTable.build, documents, NGRAM_ORDER) if documents else None
         log.info("datastore.prior_copied", num_tokens=self.prior.num_tokens if self.prior is not None else 0)
+
+
+async def _learn(tier: NgramTier, run: pb.SharedRun) -> None:
+    """Learns a run in slices, with time for the sessions of this loop between them, as much as a slice has taken."""
+    context, token_ids = run.context_token_ids[-NGRAM_ORDER:], run.token_ids[-MAX_RUN_TOKENS:]
+    stream = [*context, *token_ids] if len(token_ids) == len(run.token_ids) else list(token_ids)
+    loop = asyncio.get_running_loop()
+    for begin in range(len(stream) - len(token_ids), len(stream), SLICE_TOKENS):
+        began, first = loop.time(), max(0, begin - NGRAM_ORDER)
+        tier.learn(stream[first : begin + SLICE_TOKENS], begin - first)
+        await asyncio.sleep(loop.time() - began)
 
 
 def _new_tier() -> NgramTier:

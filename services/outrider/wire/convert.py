@@ -30,6 +30,12 @@ MAX_Q_ROW_LEN = 1024
 """Most tokens in what one node was drawn from."""
 MAX_Q_ROW_TOTAL = 2**31 - 1
 """Largest sum of their weights."""
+MAX_DRAFT_COUNT = 1 << 20
+"""Most forwards, rows or nodes that are counted for one message: several hundred for each node that it may have."""
+MAX_TIME_US = 60_000_000
+"""Longest time that a peer's forward or lookup is believed to take, in microseconds."""
+INT32_MAX = 2**31 - 1
+"""Largest number of most fields: protobuf raises ValueError beyond."""
 
 
 def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) -> tuple[int, ...]:
@@ -44,7 +50,7 @@ def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) 
 
 def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us: int = 0) -> Draft:
     """Converts new nodes and the times that stand beside them. Lists of different lengths are cut to the shortest: the
-    content rule needs no more."""
+    content rule needs no more. Counts and times say nothing of the text: those that cannot be are cut to what can."""
     for name in ("parent_offsets", "token_ids", "costs", "q_rows"):
         length = len(getattr(message, name))
         check(length <= MAX_DRAFT_LEN, f"draft.{name}", f"at most {MAX_DRAFT_LEN} long", length)
@@ -55,22 +61,22 @@ def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us
         first_node_id=message.first_node_id,
         parent_offsets=message.parent_offsets,
         token_ids=message.token_ids,
-        logprobs=[-cost / COST_PER_NAT for cost in message.costs],
+        logprobs=[-min(cost, MAX_COST) / COST_PER_NAT for cost in message.costs],
         source=Source(source),
         q_rows=[_sparse_row(row) for row in message.q_rows],
-        forward_us=forward_us,
-        retrieval_us=retrieval_us,
-        num_forwards=message.num_forwards,
-        num_phrase_tokens=message.num_phrase_tokens,
-        num_rows=message.num_rows,
-        num_withheld_nodes=message.num_withheld_nodes,
+        forward_us=min(forward_us, MAX_TIME_US),
+        retrieval_us=min(retrieval_us, MAX_TIME_US),
+        num_forwards=min(message.num_forwards, MAX_DRAFT_COUNT),
+        num_phrase_tokens=min(message.num_phrase_tokens, MAX_DRAFT_COUNT),
+        num_rows=min(message.num_rows, MAX_DRAFT_COUNT),
+        num_withheld_nodes=min(message.num_withheld_nodes, MAX_DRAFT_COUNT),
     )
 
 
 def last_node_id(draft: types_pb2.Draft) -> int:
     """Returns the latest node of a draft, to be acknowledged, within the range of the field."""
-    # A drafter may have written anything, and protobuf raises ValueError for a number beyond int32.
-    return min(max(0, draft.first_node_id + len(draft.token_ids) - 1), 2**31 - 1)
+    # A drafter may have written anything.
+    return min(max(0, draft.first_node_id + len(draft.token_ids) - 1), INT32_MAX)
 
 
 def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
@@ -159,7 +165,8 @@ def missing_peer(peer: Peer, absence: Absence, num_rounds: int) -> verifier_pb2.
 
 
 def _counts_of(statistics: Statistics, traffic: Traffic) -> dict[str, Any]:
-    return {name: getattr(statistics, name) for name in COUNTS} | asdict(traffic)
+    # A text of many hours may count more than the field holds: the largest number says that much.
+    return {name: min(getattr(statistics, name), INT32_MAX) for name in COUNTS} | asdict(traffic)
 
 
 def _median_times(statistics: Statistics) -> verifier_pb2.RoundTimes:

@@ -1,0 +1,103 @@
+"""Peers that lie: what a real speculator and a real datastore answer, mutated on its way to a verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from random import Random
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from tests.fuzz.mutations import mutated, serialized, with_other_fields
+
+LIES = 0.2
+"""Share of the answers that have other fields: the others keep the sessions going."""
+GARBAGE = 0.002
+"""Share of those that may be no message at all. More would leave the verifier in its pauses between two attempts."""
+
+
+class LyingPeer:
+    """Passes calls on to a service, and the answers back, mutated or as they are. All draws are of one seed."""
+
+    def __init__(self, service: ServiceDescriptor, channel: grpc.aio.Channel, seed: int) -> None:
+        self._service, self._channel, self._random = service, channel, Random(seed)
+        self.num_answers: Counter[str] = Counter()
+        """By the name of the RPC."""
+
+    def lie(self, name: str, answer: bytes) -> bytes:
+        """What is told in the place of an answer."""
+        self.num_answers[name] += 1
+        kind = self._random.random()
+        if kind >= LIES + GARBAGE:
+            return answer
+        method = self._service.methods_by_name[name]
+        message = GetMessageClass(method.output_type).FromString(answer)
+        if kind < GARBAGE:
+            return mutated(message, self._random)
+        return serialized(with_other_fields(message, self._random))
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Serves every RPC of the service."""
+        return grpc.method_handlers_generic_handler(
+            self._service.full_name, {method.name: self._method(method) for method in self._service.methods}
+        )
+
+    def _method(self, method: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+        path = f"/{self._service.full_name}/{method.name}"
+
+        async def one(request: bytes, context: Any) -> bytes:
+            return self.lie(method.name, await self._channel.unary_unary(path)(request))
+
+        async def many(requests: Any, context: Any) -> AsyncIterator[bytes]:
+            dial = self._channel.stream_stream if method.client_streaming else self._channel.unary_stream
+            call = dial(path)(requests)
+            try:
+                with suppress(grpc.aio.AioRpcError):
+                    async for answer in call:
+                        yield self.lie(method.name, answer)
+            finally:
+                call.cancel()
+
+        if not method.server_streaming:
+            return grpc.unary_unary_rpc_method_handler(one)
+        if method.client_streaming:
+            return grpc.stream_stream_rpc_method_handler(many)
+        return grpc.unary_stream_rpc_method_handler(many)
+
+
+@asynccontextmanager
+async def lying(
+    service: ServiceDescriptor, channel: grpc.aio.Channel, seed: int
+) -> AsyncIterator[tuple[str, LyingPeer]]:
+    """The address of a lying peer, and the peer."""
+    peer = LyingPeer(service, channel, seed)
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)])
+    server.add_generic_rpc_handlers((peer.handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", peer
+    finally:
+        await server.stop(0)
+
+
+class LongestTurn:
+    """Measures how long one turn of the event loop keeps the others waiting, by the time of its own thread: that of
+    others on the machine does not count."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    async def watch(self) -> None:
+        """Measures until it is cancelled."""
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            self.seconds = max(self.seconds, time.thread_time() - before)
+            await asyncio.sleep(0.002)

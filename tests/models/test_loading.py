@@ -13,16 +13,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from outrider.models import loading
+from outrider.models.checkpoint import UnknownModel
 from outrider.models.kv_cache import CacheShape
 from outrider.models.loading import (
     Beside,
     CannotLoadModel,
     NoMemory,
-    UnknownModel,
     build_hf_model,
     check_pool_memory,
-    check_reachable,
     check_weights_memory,
+    is_here,
     load_for,
     load_model,
     room_on_gpu,
@@ -32,6 +32,7 @@ from outrider.models.runner import Segment
 from outrider.models.timing import measure_forward, measure_sessions
 from outrider.speculator.settings import SpeculatorSettings
 from outrider_bench.workers.forward import main
+from tests.support.checkpoints import in_cache
 from tests.support.tiny_models import text
 
 
@@ -220,9 +221,10 @@ def test_a_hub_that_is_switched_off_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("_empty_cache")
-def test_a_model_that_was_fetched_before_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "try_to_load_from_cache", lambda *_: "config.json")
-    check_reachable("some/model")
+def test_a_model_that_was_fetched_before_needs_no_hub(tmp_path: Path) -> None:
+    assert not is_here("some/model")
+    in_cache(tmp_path, "some/model", {"config.json": {"model_type": "llama"}})
+    assert is_here("some/model")
 
 
 @pytest.mark.usefixtures("_empty_cache")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GptOssConfig, MistralConfig
 
-from outrider.models.runner import Runner, Segment, UnsupportedModel, max_context_len
+from outrider.models.checkpoint import UnsupportedModel
+from outrider.models.runner import Runner, Segment, max_context_len
 from tests.support.tiny_models import CONFIGS, VOCAB_SIZE, build, reference_logits, text, tree_visibility
 
 FAMILIES = list(CONFIGS)

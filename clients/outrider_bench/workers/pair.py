@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from outrider.core.params import SamplingParams, SpeculationParams
-from outrider.models.loading import LoadedModel, UnknownModel, load_model
-from outrider.models.runner import KVCache, Runner, Segment, UnsupportedModel
+from outrider.models.checkpoint import UnsupportedModel
+from outrider.models.loading import LoadedModel, load_model
+from outrider.models.runner import KVCache, Runner, Segment
 from outrider.models.sampling import Sampler, tempered_and_filtered
 from outrider.models.text import TextCodec
 from outrider.verifier.service import limits_of
@@ -246,7 +247,7 @@ def _open(flags: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Handl
             return {}, handlers
         # As the verifier has it: exact rows take their time, and decide the text.
         target = load_model(flags.target, dtype=flags.dtype, exact="auto", num_tokens=POOL_TOKENS)
-    except (UnknownModel, UnsupportedModel, OSError) as error:
+    except (UnsupportedModel, OSError) as error:
         return {"refused": f"{flags.target} and {flags.draft}: {str(error).splitlines()[0]}"}, {}
     if difference := difference_of(target, draft):
         rule = "a model with the target's tokenizer"

@@ -13,26 +13,30 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 import torch
-from huggingface_hub import constants, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import RepositoryNotFoundError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from outrider.models.checkpoint import (
+    CONFIGS,
+    DEMO_PREFIX,
+    UnknownModel,
+    UnsupportedModel,
+    cached_config,
+    judge_checkpoint,
+    judge_config,
+)
 from outrider.models.demo.inflate import UNTRAINED, forget, inflate, parse_inflation
 from outrider.models.exactness import Exactness, NotExact, make_exact
 from outrider.models.hub.repository import why_no_hub
 from outrider.models.kv_cache import TILE, CacheShape
-from outrider.models.runner import Runner, UnsupportedModel, cache_shape, max_context_len
+from outrider.models.runner import Runner, cache_shape, max_context_len
 
 log = structlog.get_logger(__name__)
 
-DEMO_PREFIX = "demo/"
 DEMO_FOLDER = Path(__file__).parent / "demo"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class UnknownModel(ValueError):
-    """There is no such model."""
 
 
 class NoMemory(Exception):
@@ -236,8 +240,13 @@ def load_for(settings: ModelFlags, weights: Weights | None = None, beside: Besid
 def read_weights(settings: ModelFlags) -> Weights:
     """Reads the weights of a service's model to its device. Raises CannotLoadModel as `load_for` does."""
     check_device(settings.device)
-    check_reachable(settings.model)
     with _named_by_flags(settings):
+        judge_checkpoint(settings.model)
+        if not is_here(settings.model):
+            check_reachable(settings.model)
+            # What tells most ahead of what takes long.
+            snapshot_download(settings.model, allow_patterns=CONFIGS)
+            judge_checkpoint(settings.model)
         return build_hf_model(settings.model, settings.dtype, device=settings.device)
 
 
@@ -248,16 +257,20 @@ def _named_by_flags(settings: ModelFlags) -> Iterator[None]:
         yield
     except NotExact as error:
         raise CannotLoadModel(f"--exact require: {settings.model} is not exact here: {error}") from error
-    except (UnknownModel, UnsupportedModel, OSError) as error:
+    except (UnsupportedModel, NoMemory, OSError) as error:
         # OSError is what transformers raises for a name that is neither a folder nor on the hub. In one line: what a
         # service ends with is its last line.
         raise CannotLoadModel(f"--model {settings.model}: {_reason(error)}") from error
-    except NoMemory as error:
-        raise CannotLoadModel(f"--model {settings.model}: {error}") from error
     except torch.OutOfMemoryError as error:
         # Its first sentences say what was asked for and what was free.
         what = ". ".join(_reason(error).split(". ")[:3])
         raise CannotLoadModel(f"--model {settings.model}: {settings.device} has no memory for it: {what}") from error
+    except CannotLoadModel:
+        raise
+    except Exception as error:
+        # Any of what a library finds wrong with a model's files.
+        log.debug("model.load_failed", exc_info=True)
+        raise CannotLoadModel(f"--model {settings.model}: {type(error).__name__}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -287,26 +300,21 @@ def is_same_gpu(one: str, other: str) -> bool:
     return first.type == second.type == "cuda" and (first.index or 0) == (second.index or 0)
 
 
+def is_here(model_id: str) -> bool:
+    """Returns True if the config of a model is on this machine."""
+    return model_id.startswith(DEMO_PREFIX) or Path(model_id).is_dir() or cached_config(model_id) is not None
+
+
 def check_reachable(model_id: str) -> None:
-    """Raises CannotLoadModel if a model is neither here nor to be had from the hub, which does not answer.
+    """Raises CannotLoadModel if the hub, which is to be asked for a model, does not answer.
 
     The hub's own library tries again for half a minute.
     """
-    if model_id.startswith(DEMO_PREFIX) or Path(model_id).is_dir():
-        return
-    # A name on the hub has one slash at most, and does not begin as a path does.
-    if model_id.startswith(("/", ".", "~")) or model_id.count("/") > 1:
-        raise CannotLoadModel(f"--model {model_id}: no such folder")
-    try:
-        cached = try_to_load_from_cache(model_id, "config.json")
-    except HFValidationError as error:
-        raise CannotLoadModel(f"--model {model_id}: no such folder, and no name on the hub") from error
-    if isinstance(cached, str):
-        return
     why = "it is switched off by HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else why_no_hub()
     if why:
-        advice = "a folder or a demo name works offline"
-        raise CannotLoadModel(f"--model {model_id}: the hub cannot be reached ({why}); {advice}")
+        # Hardly any model there has a name without its owner's.
+        what = "the hub cannot be reached" if "/" in model_id else "no such folder, and the hub cannot be reached"
+        raise CannotLoadModel(f"--model {model_id}: {what} ({why}); a folder or a demo name works offline")
 
 
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> Weights:
@@ -328,16 +336,18 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
         raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
     is_demo = model_id.startswith(DEMO_PREFIX)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a service's stderr is its log
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    judge_config(config.to_dict())
     # The demo checkpoints are in bfloat16; `auto` means float32 for the pair, and inflation begins with that.
     stored: Any = "auto" if not is_demo else torch.float32
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored))
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored), trust_remote_code=False)
     if inflation is not None:
         inflate(model, inflation)
     if is_untrained:
         forget(model)
     if dtype == "auto":
         cast(model, _automatic_dtype(torch.bfloat16 if inflation is not None else model.dtype, device))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if torch.device(device).type == "cuda":
         check_weights_memory(model, device)
     model = model.to(device).eval()

@@ -15,6 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from outrider.core.params import SamplingParams
+from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.contenders import Best
 from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, INVARIANT_BUCKETS, Acceleration, Capture, Forwards
 from outrider.models.cuda.inputs import loop_lens
@@ -28,17 +29,13 @@ from outrider.models.pending_draft import LoopTokens
 from outrider.models.products import Product, make_head
 from outrider.models.rotary import RotaryTable
 
-__all__ = ["KVCache", "Runner", "Segment", "UnsupportedModel"]
+__all__ = ["KVCache", "Runner", "Segment"]
 
 log = structlog.get_logger(__name__)
 
 ATTENTION_NAME = "outrider"
 DEFAULT_NUM_BLOCKS = 1024
 """Blocks of a pool where nobody says."""
-
-
-class UnsupportedModel(ValueError):
-    """The model's attention is not of the standard kind."""
 
 
 class Runner:

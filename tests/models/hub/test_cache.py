@@ -15,7 +15,12 @@ from tests.support.hub_server import Hub, running_hub
 pytestmark = pytest.mark.slow
 
 MODEL, COMMIT, WEIGHTS = "somebody/tiny", "0123456789abcdef0123456789abcdef01234567", "model.safetensors"
-FILES = {"config.json": b"{}", WEIGHTS: b"w" * 3_000_000, "README.md": b"# Tiny", "pytorch_model.bin": b"a pickle"}
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    WEIGHTS: b"w" * 3_000_000,
+    "README.md": b"# Tiny",
+    "pytorch_model.bin": b"a pickle",
+}
 NUM_BYTES = len(FILES["config.json"]) + len(FILES[WEIGHTS])
 
 
@@ -50,3 +55,10 @@ def test_a_download_that_was_cut_is_taken_up(hub: Hub, tmp_path: Path) -> None:
     assert run(hub, tmp_path).returncode == 0
     blobs = [path for path in tmp_path.rglob("blobs/*") if path.stat().st_size == len(FILES[WEIGHTS])]
     assert len(blobs) == 1
+
+
+def test_of_a_model_that_cannot_be_served_the_config_alone_is_downloaded(hub: Hub, tmp_path: Path) -> None:
+    hub.files["config.json"] = b'{"model_type": "llama", "quantization_config": {"quant_method": "awq"}}'
+    done = run(hub, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [Path(path).name for path in hub.downloads] == ["config.json"]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils.tqdm import tqdm
 
-from outrider.models.hub.repository import NEEDED, WEIGHTS, WEIGHTS_INDEX, why_no_hub
+from outrider.models.checkpoint import CONFIGS, WEIGHTS, WEIGHTS_INDEX, UnsupportedModel, judge_checkpoint
+from outrider.models.hub.repository import NEEDED, why_no_hub
 
 PERIOD_S = 1.0
 
@@ -32,12 +34,15 @@ def has_weights(model: str) -> bool:
 
 
 def download(model: str) -> None:
-    """Downloads what loading reads, and prints a line a second. Raises what the library does."""
+    """Downloads what loading reads, and prints a line a second. Raises what the library does, and UnsupportedModel when
+    the config is there: then nothing else is downloaded."""
     wanted = list(NEEDED)
     listed = snapshot_download(model, allow_patterns=wanted, dry_run=True)
     missing = [file for file in listed if file.will_download]
     total = sum(file.file_size or 0 for file in missing)
     print(f"0 {total}", flush=True)
+    snapshot_download(model, allow_patterns=CONFIGS)
+    judge_checkpoint(model)
     due, num_bytes = time.monotonic() + PERIOD_S, 0
 
     class Counted(tqdm):
@@ -65,7 +70,8 @@ def main() -> None:
     """Downloads the model that the command line names, unless the cache has it."""
     (model,) = sys.argv[1:]
     if not (has_weights(model) or constants.HF_HUB_OFFLINE or why_no_hub()):
-        download(model)
+        with suppress(UnsupportedModel):
+            download(model)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,9 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
+from outrider.models.checkpoint import CONFIG, WEIGHTS, WEIGHTS_INDEX
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
 NEEDED = (
     "*.json",
     "*.jinja",

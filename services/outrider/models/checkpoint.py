@@ -1,0 +1,273 @@
+"""Judges a model by the files next to its weights: in a tenth of a second, without torch, before anything is loaded.
+
+What a config cannot tell is found when the model is loaded (`outrider.models.loading`).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+DEMO_PREFIX = "demo/"
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+CONFIGS = ("*config.json",)
+"""Files on the hub that tell most of a model."""
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+"""Files of which a tokenizer is read; one of them is enough."""
+PLAIN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+STATE_KEYS = ("state_size", "ssm_state_size", "mamba_d_state", "lru_width")
+"""Fields of configs whose layers keep a state in place of keys and values."""
+
+_UNQUANTISED = "quantised weights are not supported: give the unquantised model"
+_OTHER_SENSES = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "video_config": "videos"}
+
+
+class UnsupportedModel(ValueError):
+    """A model cannot be served. The message is the reason, in one line."""
+
+
+class UnknownModel(UnsupportedModel):
+    """There is no such model."""
+
+
+def judge_checkpoint(model_id: str) -> None:
+    """Judges a model by its config and by what lies next to it. Reads nothing of the weights but their headers.
+
+    Args:
+        model_id: A folder, or a name on the Hugging Face hub. Of a name, the files that the hub's cache has are judged;
+            nothing is fetched. Names of demo models pass.
+
+    Raises:
+        UnknownModel: It is written as a path, or can be no name on the hub, and there is no such folder.
+        UnsupportedModel: It cannot be served.
+    """
+    if model_id.startswith(DEMO_PREFIX):
+        return
+    path = Path(model_id)
+    if path.is_dir():
+        judge_folder(path)
+    elif path.is_file():
+        raise UnsupportedModel(_no_folder(path))
+    elif not may_be_on_hub(model_id):
+        raise UnknownModel("no such folder")
+    elif (cached := cached_config(model_id)) is not None:
+        judge_config(_read_json(cached), cached.parent)
+
+
+def may_be_on_hub(model_id: str) -> bool:
+    """Returns True if a name is not written as a path is: one on the hub has one slash at most."""
+    return not model_id.startswith(("/", ".", "~")) and bool(model_id) and model_id.count("/") <= 1
+
+
+def cached_config(model_id: str) -> Path | None:
+    """Returns the config of a model in the hub's cache, or that of an adapter; None if neither is there.
+
+    Raises UnknownModel for what can be no name on the hub."""
+    from huggingface_hub import try_to_load_from_cache  # not all who judge a folder have it
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = [try_to_load_from_cache(model_id, name) for name in (CONFIG, ADAPTER_CONFIG)]
+    except HFValidationError as error:
+        raise UnknownModel("no such folder, and no name on the hub") from error
+    return next((Path(path) for path in found if isinstance(path, str)), None)
+
+
+def judge_folder(folder: Path) -> None:
+    """Judges a model that is all in a folder. Raises UnsupportedModel."""
+    config = folder / CONFIG
+    if not config.is_file():
+        raise UnsupportedModel(_no_config(folder))
+    judge_config(_read_json(config), folder)
+    _judge_weights(folder)
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise UnsupportedModel(f"no tokenizer in {folder}: it needs tokenizer.json, or what one is made of")
+
+
+def judge_config(config: Mapping[str, Any], folder: Path | None = None) -> None:
+    """Judges a config.
+
+    Args:
+        config: What config.json says, or all fields of the library's config.
+        folder: Holds what may lie next to it. None means nothing does.
+
+    Raises:
+        UnsupportedModel: The model cannot be served.
+    """
+    reasons = chain(_of_neighbours(folder), _of_numbers(config), _of_kind(config), _of_layers(config))
+    if (reason := next(reasons, None)) is not None:
+        raise UnsupportedModel(reason)
+
+
+def _of_neighbours(folder: Path | None) -> Iterator[str]:
+    """Yields reasons that files next to a config give."""
+    if folder is None:
+        return
+    # Without weights of its own the config is what a merged model has kept.
+    if any((folder / name).is_file() for name in ADAPTERS) or not (folder / CONFIG).is_file():
+        yield _adapter_of(folder)
+    if (folder / "hf_quant_config.json").is_file():
+        yield f"is quantised (modelopt): {_UNQUANTISED}"
+    if (folder / "quantize_config.json").is_file():
+        yield f"is quantised (gptq): {_UNQUANTISED}"
+
+
+def _of_numbers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields how the weights are quantised, if they are."""
+    text = config.get("text_config") or {}
+    for key in ("quantization_config", "compression_config", "quantization"):  # the last one is MLX's
+        how = config.get(key) or (text.get(key) if isinstance(text, Mapping) else None)
+        if not how:
+            continue
+        how = how if isinstance(how, Mapping) else {}
+        method = how.get("quant_method") or how.get("method")
+        if not method:
+            is_bnb = any(name.startswith(("load_in_", "bnb_")) for name in how)
+            method = "bitsandbytes" if is_bnb else "mlx" if key == "quantization" else "by an unknown method"
+        bits = how.get("bits") or how.get("w_bit")
+        yield f"is quantised ({method}{f', {bits} bits' if bits else ''}): {_UNQUANTISED}"
+
+
+def _of_kind(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why a model is none that goes on with a text, or none that the library has."""
+    model_type = config.get("model_type")
+    known = causal_models()
+    if config.get("is_encoder_decoder"):
+        yield f"a model of type {model_type} has an encoder and a decoder: only models that continue a text are served"
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    is_ours = known.get(str(model_type)) in architectures
+    for key, what in _OTHER_SENSES.items():
+        # Some run by their text alone: those whose whole model the library takes for a causal language model.
+        if config.get(key) and not is_ours:
+            yield f"a model of type {model_type} takes {what} too: only models of text alone are served"
+    if not model_type:
+        yield f"its {CONFIG} names no model_type"
+    for name in architectures:
+        if not is_ours and re.search(r"For(?!CausalLM$)[A-Z]|RewardModel", name):
+            yield f"is a {name}: only models that continue a text (...ForCausalLM) are served"
+    if known and model_type not in known:
+        if "auto_map" in config:
+            yield f"a model of type {model_type} needs code of its own, which is never run"
+        yield f"transformers {version('transformers')} has no causal language model of type {model_type}"
+
+
+def _of_layers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why the layers of a model cannot be run."""
+    text = config.get("text_config")
+    config = {**config, **text} if isinstance(text, Mapping) else config
+    # An older name of the library's, and the only one in some configs.
+    types = config.get("layer_types") or config.get("layers_block_type") or ()
+    if others := sorted({str(kind) for kind in types} - PLAIN_LAYER_TYPES):
+        yield f"has layers of {' and '.join(others)}: only full attention and sliding windows are supported"
+    if any(config.get(key) for key in STATE_KEYS):
+        yield "has layers that keep a state in place of keys and values, which are not supported"
+    if config.get("attn_logit_softcapping"):
+        yield "caps its attention scores (attn_logit_softcapping), which is not supported"
+    if config.get("alibi"):
+        yield "adds biases of position to its attention scores (alibi), which is not supported"
+    if config.get("kv_lora_rank"):
+        yield "has latent attention (kv_lora_rank), which is not supported"
+
+
+def causal_models() -> Mapping[str, str]:
+    """Returns the library's causal language models: class by model type. Empty where the library is not here."""
+    spec = find_spec("transformers")
+    return {} if spec is None or spec.origin is None else _causal_models(Path(spec.origin).parent)
+
+
+@cache
+def _causal_models(library: Path) -> Mapping[str, str]:
+    # Read, not imported: that would import torch.
+    source = (library / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Assign(targets=[ast.Name("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")], value=ast.Call(args=[pairs])):
+                return dict(ast.literal_eval(pairs))
+    return {}
+
+
+def _no_folder(path: Path) -> str:
+    if path.suffix == ".gguf":
+        return f"is a GGUF file, and {_OF_A_FOLDER}"
+    return f"is a file: the folder is to be given that has {CONFIG}"
+
+
+_OF_A_FOLDER = "models are read from folders of the Hugging Face hub's kind: give the model that it was made from"
+
+
+def _no_config(folder: Path) -> str:
+    if (folder / ADAPTER_CONFIG).is_file():
+        return _adapter_of(folder)
+    if any(folder.glob("*.gguf")):
+        return f"holds GGUF files alone, and {_OF_A_FOLDER}"
+    return f"no {CONFIG} in {folder}"
+
+
+def _adapter_of(folder: Path) -> str:
+    base = _read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "another model"
+    return (
+        f"is a LoRA adapter of {base}: merge it first (merge_and_unload of peft), and give the folder that this makes"
+    )
+
+
+def _judge_weights(folder: Path) -> None:
+    """Raises UnsupportedModel if weights are not there, or not whole."""
+    if (folder / WEIGHTS).is_file():
+        shards = {WEIGHTS}
+    elif (folder / WEIGHTS_INDEX).is_file():
+        weight_map = _read_json(folder / WEIGHTS_INDEX).get("weight_map")
+        shards = set(map(str, weight_map.values())) if isinstance(weight_map, Mapping) else set()
+        if not shards:
+            raise UnsupportedModel(f"{WEIGHTS_INDEX} is no index of weights")
+    elif any((folder / name).is_file() for name in PICKLES):
+        return
+    else:
+        raise UnsupportedModel(f"no weights in {folder} ({WEIGHTS})")
+    for shard in sorted(shards):
+        if not (folder / shard).is_file():
+            raise UnsupportedModel(f"{shard} is missing, which {WEIGHTS_INDEX} names")
+        if problem := _problem_of_weights(folder / shard):
+            raise UnsupportedModel(f"{shard} {problem}")
+
+
+def _problem_of_weights(path: Path) -> str:
+    """Returns what is wrong with a file of safetensors; empty if it is whole."""
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(8)
+        if first == b"version ":
+            return "is a pointer of Git LFS: git lfs pull fetches the file"
+        header_len = int.from_bytes(first, "little")
+        if len(first) < 8 or 8 + header_len > num_bytes:
+            return "is cut off, or is no safetensors file"
+        try:
+            header = json.loads(file.read(header_len))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return "is no safetensors file"
+    whole = 8 + header_len + max(ends, default=0)
+    return f"is cut off: {num_bytes} of {whole} bytes are there" if num_bytes < whole else ""
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """Reads an object. Raises UnsupportedModel if there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UnsupportedModel(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise UnsupportedModel(f"{path.name} holds no object")
+    return found

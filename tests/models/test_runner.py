@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GptOssConfig, MistralConfig
 
 from outrider.models.checkpoint import UnsupportedModel
-from outrider.models.runner import Runner, Segment, max_context_len
+from outrider.models.runner import Runner, Segment, context_of
 from tests.support.tiny_models import CONFIGS, VOCAB_SIZE, build, reference_logits, text, tree_visibility
 
 FAMILIES = list(CONFIGS)
@@ -175,10 +175,13 @@ def test_two_segments_of_one_cache_are_refused() -> None:
 def test_a_sliding_window_limits_the_context() -> None:
     common = CONFIGS["llama"].to_dict()
     sizes = {k: common[k] for k in ("vocab_size", "hidden_size", "max_position_embeddings")}
-    assert max_context_len(MistralConfig(sliding_window=64, **sizes)) == 64
-    assert max_context_len(MistralConfig(sliding_window=None, **sizes)) == 512
+    assert context_of(MistralConfig(sliding_window=64, **sizes)) == (
+        64,
+        "beyond 64 tokens its attention is a sliding window",
+    )
+    assert context_of(MistralConfig(sliding_window=None, **sizes)) == (512, "")
     # Qwen2 states a window and does not use it unless its layers say so.
-    assert max_context_len(CONFIGS["qwen2"]) == 512
+    assert context_of(CONFIGS["qwen2"]) == (512, "")
 
 
 def test_attention_with_sinks_is_refused_at_load() -> None:

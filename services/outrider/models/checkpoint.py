@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -30,6 +30,8 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "s
 PLAIN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 STATE_KEYS = ("state_size", "ssm_state_size", "mamba_d_state", "lru_width")
 """Fields of configs whose layers keep a state in place of keys and values."""
+NUM_NAMED = 3
+"""Most tensors that are named of those that are wrong."""
 
 _UNQUANTISED = "quantised weights are not supported: give the unquantised model"
 _OTHER_SENSES = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "video_config": "videos"}
@@ -180,6 +182,56 @@ def _of_layers(config: Mapping[str, Any]) -> Iterator[str]:
         yield "adds biases of position to its attention scores (alibi), which is not supported"
     if config.get("kv_lora_rank"):
         yield "has latent attention (kv_lora_rank), which is not supported"
+
+
+def judge_tensors(
+    missing: Collection[str],
+    unexpected: Collection[str],
+    mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]],
+    modules: Collection[str],
+) -> list[str]:
+    """Judges weights by what was found of them when they were loaded.
+
+    Args:
+        missing: Names of tensors that the model has, and the checkpoint has not.
+        unexpected: Names of tensors the other way round.
+        mismatched: Names of tensors that both have, with the shape in the checkpoint and that in the model.
+        modules: Names of all parts of the model.
+
+    Returns:
+        Names of unexpected tensors that belong to no part of the model, such as heads for other purposes.
+
+    Raises:
+        UnsupportedModel: Tensors are missing, are of another shape, or belong to a part that does not use them: then
+            the checkpoint is of another architecture than its config says.
+    """
+    if missing:
+        raise UnsupportedModel(f"its weights have no {_listed(missing)}")
+    if mismatched:
+        name, found, expected = min(mismatched)
+        shapes = f"{list(found)} in its weights, and {list(expected)} by its config"
+        raise UnsupportedModel(f"{name} is {shapes}{_and_others(len(mismatched) - 1)}")
+    inner = {name for name in unexpected if _is_of_a_part(name, modules)}
+    if inner:
+        raise UnsupportedModel(f"its weights have {_listed(inner)}, which a model of its type does not use")
+    return sorted(unexpected)
+
+
+def _is_of_a_part(name: str, modules: Collection[str]) -> bool:
+    """Returns True for a tensor of a layer that the model has, or of a module that holds tensors itself."""
+    parents = [".".join(name.split(".")[:count]) for count in range(1, name.count(".") + 1)]
+    known = [parent for parent in parents if parent in modules]
+    is_leaf = bool(known) and not any(module.startswith(f"{known[-1]}.") for module in modules)
+    return is_leaf or any(part.isdecimal() for parent in known for part in parent.split("."))
+
+
+def _listed(names: Collection[str]) -> str:
+    first = sorted(names)[:NUM_NAMED]
+    return ", ".join(first) + _and_others(len(names) - len(first))
+
+
+def _and_others(count: int) -> str:
+    return f" and {count} others" if count > 0 else ""
 
 
 def causal_models() -> Mapping[str, str]:

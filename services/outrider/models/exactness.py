@@ -45,6 +45,7 @@ ARITHMETIC = (
     "kernels",
     "packing",
     "paths",
+    "plain",
     "products",
     "rotary",
     "runner",

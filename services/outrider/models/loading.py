@@ -21,17 +21,20 @@ from transformers.utils import logging as transformers_logging
 from outrider.models.checkpoint import (
     CONFIGS,
     DEMO_PREFIX,
+    NUM_NAMED,
     UnknownModel,
     UnsupportedModel,
     cached_config,
     judge_checkpoint,
     judge_config,
+    judge_tensors,
 )
 from outrider.models.demo.inflate import UNTRAINED, forget, inflate, parse_inflation
 from outrider.models.exactness import Exactness, NotExact, make_exact
 from outrider.models.hub.repository import why_no_hub
 from outrider.models.kv_cache import TILE, CacheShape
-from outrider.models.runner import Runner, cache_shape, max_context_len
+from outrider.models.reference import Reference
+from outrider.models.runner import Runner, cache_shape, context_of
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +105,8 @@ class LoadedModel:
     tokenizer_hash: str
     """Hex SHA-256 of what the tokenizer does. Target and draft must have the same."""
     vocab_size: int
-    """Token ids are below this. The logits may be wider, padded to a round number."""
+    """Token ids are below this: they have a name, but for holes, and rows in the model. The logits may be wider, padded
+    to a round number."""
     eos_token_ids: tuple[int, ...]
     model_id: str
     max_context_len: int
@@ -172,13 +176,18 @@ def load_model(
         NotExact: Rows are not exact, and `exact` requires it.
         ValueError: The pool has no block, or a block that is no multiple of 64.
         UnknownModel: There is no such demo model, or the type has no such name.
-        UnsupportedModel: The model's attention is not of the standard kind.
+        UnsupportedModel: The model is none that the runner runs right, or its weights are not whole.
     """
     model, tokenizer = weights or build_hf_model(model_id, dtype, device=device)
-    eos_token_ids = _eos_token_ids(model, tokenizer)
-    fingerprint = weights_fingerprint(model)
     shape = cache_shape(model)
-    context_len = max_context_len(model.config.get_text_config())
+    vocab_size = _vocab_size(model, tokenizer)
+    # One that the model has no row for is never said.
+    eos_token_ids = tuple(token_id for token_id in _eos_token_ids(model, tokenizer) if token_id < vocab_size)
+    fingerprint = weights_fingerprint(model)
+    context_len, context_reason = context_of(model.config.get_text_config())
+    if context_reason:
+        log.info("model.context", max_context_len=context_len, reason=context_reason)
+    reference = Reference(model)
     is_exact = exact != "off"
     size_pool = partial(_num_blocks, shape, context_len, num_tokens, block_size, num_sessions, beside)
     runner = Runner(
@@ -190,6 +199,7 @@ def load_model(
         block_size=block_size,
         use_graphs=use_graphs,
     )
+    reference.check(runner)
     exactness = make_exact(runner, fingerprint) if is_exact else Exactness(reason="it was switched off")
     if is_exact and not exactness.is_exact:
         if exact == "require":
@@ -199,7 +209,7 @@ def load_model(
         runner=runner,
         tokenizer=tokenizer,
         tokenizer_hash=tokenizer_hash(tokenizer),
-        vocab_size=len(tokenizer),
+        vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         model_id=model_id,
         max_context_len=runner.max_context_len,
@@ -322,7 +332,7 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
 
     Raises:
         NoMemory: The device is a GPU without memory for the weights.
-        UnknownModel: See `load_model`.
+        UnknownModel, UnsupportedModel: See `load_model`.
     """
     folder, inflation = model_id, None
     is_untrained = model_id == DEMO_PREFIX + UNTRAINED
@@ -335,12 +345,24 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
     if dtype not in {"auto", *DTYPES}:
         raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
     is_demo = model_id.startswith(DEMO_PREFIX)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a service's stderr is its log
+    # A service's stderr is its log, and what is wrong with a checkpoint is told below.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     judge_config(config.to_dict())
     # The demo checkpoints are in bfloat16; `auto` means float32 for the pair, and inflation begins with that.
     stored: Any = "auto" if not is_demo else torch.float32
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored), trust_remote_code=False)
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=DTYPES.get(dtype, stored),
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by their names
+    )
+    modules = {name for name, _ in model.named_modules()}
+    unused = judge_tensors(found["missing_keys"], found["unexpected_keys"], found["mismatched_keys"], modules)
+    if unused:
+        log.warning("model.tensors_unused", tensors=unused[:NUM_NAMED], count=len(unused))
     if inflation is not None:
         inflate(model, inflation)
     if is_untrained:
@@ -502,6 +524,15 @@ def tokenizer_hash(tokenizer: Any) -> str:
     for setting in ("padding", "truncation", "version"):
         state.pop(setting, None)
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _vocab_size(model: Any, tokenizer: Any) -> int:
+    """Returns the number above all token ids that have a name and rows in the model. A tokenizer may have holes."""
+    num_rows = min(model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0])
+    names = tokenizer.get_vocab()
+    if without := sorted(name for name, token_id in names.items() if token_id >= num_rows):
+        log.warning("model.tokens_without_rows", tokens=without[:NUM_NAMED], count=len(without), num_rows=num_rows)
+    return min(max(names.values()) + 1, num_rows)
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:

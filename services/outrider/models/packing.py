@@ -165,6 +165,8 @@ class Plan:
         self._data = pool.data
         self.cache_dtype = pool.shape.dtype
         """Type of keys and values, and of what `attend` takes."""
+        self.slot_shape = pool.shape.num_heads, pool.shape.head_dim
+        """Key-value heads of a layer, and the width of one."""
         self._heads = pool.shape.num_heads, queries_per_key
         token_ids: list[int] = []
         self._position_ids: list[Sequence[int]] = []

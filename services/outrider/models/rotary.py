@@ -20,8 +20,8 @@ class RotaryTable:
     def up_to(self, last_position: int) -> Tensor:
         """Returns the turns of all positions up to one, and of more: complex64 [positions, head_dim / 2]."""
         if last_position >= self._table.shape[0]:
-            # The last position is at least 1024 here, so twice as many positions include it.
-            self._table, self._array = self._compute(2 * last_position), None
+            # The next power of two: no more than the contexts of most models.
+            self._table, self._array = self._compute(1 << last_position.bit_length()), None
         return self._table
 
     def array_up_to(self, last_position: int) -> Array:

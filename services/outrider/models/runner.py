@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
 
 from outrider.core.params import SamplingParams
 from outrider.models.checkpoint import UnsupportedModel
@@ -26,6 +24,7 @@ from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
 from outrider.models.packing import Plan, Segment
 from outrider.models.pending_draft import LoopTokens
+from outrider.models.plain import PlainHead, PlainStack
 from outrider.models.products import Product, make_head
 from outrider.models.rotary import RotaryTable
 
@@ -33,7 +32,6 @@ __all__ = ["KVCache", "Runner", "Segment"]
 
 log = structlog.get_logger(__name__)
 
-ATTENTION_NAME = "outrider"
 DEFAULT_NUM_BLOCKS = 1024
 """Blocks of a pool where nobody says."""
 
@@ -69,20 +67,19 @@ class Runner:
             acceleration: How a GPU is used. None means as the model's device can be.
 
         Raises:
-            UnsupportedModel: A layer does not attend through the library's attention interface, or with extras.
+            UnsupportedModel: The model has no head, or says no context; or a layer does not attend through the
+                library's attention interface, or with extras.
         """
         model.requires_grad_(False).train(False)
+        self.cache_shape = cache_shape(model)
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        if head is None:
-            raise UnsupportedModel(f"{type(model).__name__} has no language-model head")
         config = model.config.get_text_config()
         self.dtype: torch.dtype = head.weight.dtype
         self.device: torch.device = head.weight.device
         self.vocab_size: int = head.weight.shape[0]
         """Width of the logits."""
-        self.max_context_len = max_context_len(config)
-        """Most slots of a chain."""
-        self.cache_shape = cache_shape(model)
+        self.max_context_len, self.context_reason = context_of(config)
+        """Most slots of a chain; and why the model's own context is longer, empty if it is not."""
         self._queries_per_key = config.num_attention_heads // self.cache_shape.num_heads
         self.is_fused = fuse and is_fusable(model)
         self._use_kernels = use_kernels and self.device.type == "cpu"
@@ -96,13 +93,14 @@ class Runner:
         self._acceleration = acceleration
         self._use_kernels = self._use_kernels and acceleration is None
         with torch.inference_mode():
-            self._head = make_head(head.weight, head.bias, is_exact=is_exact, use_kernels=self._use_kernels)
+            self._head: Product = make_head(head.weight, head.bias, is_exact=is_exact, use_kernels=self._use_kernels)
             self._stack: Stack
             if self.is_fused:
                 make_steps = partial(self._make_steps, acceleration, is_exact) if acceleration else None
                 self._stack = FusedStack(model, is_exact=is_exact, use_kernels=self._use_kernels, make_steps=make_steps)
             else:
                 self._stack = PlainStack(model)
+                self._head = PlainHead(model, self._head)
         if acceleration:
             self._take_invariant_products()
         self.has_one_shape = acceleration is not None and is_exact and not self.is_invariant
@@ -314,8 +312,17 @@ class Runner:
         """Runs one row, so that a model that would give wrong logits fails when it is loaded."""
         cache = self.new_cache()
         plan = Plan([Segment(cache, [0], 1)], self._queries_per_key, use_kernels=self._use_kernels)
-        self._stack(plan)
-        cache.clear()
+        try:
+            self._stack(plan)
+        except UnsupportedModel:
+            raise
+        except Exception as error:
+            # Anything: the code is the library's, and was not written to be run this way.
+            raise UnsupportedModel(
+                f"its layers do not run over packed rows: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            cache.clear()
         if plan.num_attended != self.cache_shape.num_layers:
             raise UnsupportedModel(
                 f"{plan.num_attended} of {self.cache_shape.num_layers} layers use the attention interface"
@@ -329,60 +336,13 @@ class Stack(Protocol):
         """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden]."""
 
 
-class PlainStack:
-    """Runs the library's own code, entered through its attention interface."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._inner: Any = model.base_model
-        # The library's layers look the name up in the config at every call, so it may be changed now.
-        model.config._attn_implementation = ATTENTION_NAME
-
-    def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:
-        """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden], with all layers."""
-        token_ids, position_ids = plan.token_ids.unsqueeze(0), plan.position_ids.unsqueeze(0)
-        # The library hands keywords that it does not know, like `plan`, through all its layers down to `_attend`.
-        outputs = self._inner(input_ids=token_ids, position_ids=position_ids, use_cache=False, plan=plan)
-        hidden: Tensor = outputs.last_hidden_state[0]
-        return hidden if plan.wants_all_rows else hidden[plan.wanted_rows]
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _mask: None,
-    *,
-    plan: Plan,
-    scaling: float,
-    **extras: Any,
-) -> tuple[Tensor, None]:
-    """Attends for the library's layers: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
-    # Capped scores (Gemma 2), attention sinks (gpt-oss), position biases: left out, they would give wrong logits.
-    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if extras.get(name) is not None]
-    if unsupported or key.shape != value.shape:
-        raise UnsupportedModel(f"attention with {unsupported or 'values of another width than keys'} is not supported")
-    dtype = plan.cache_dtype
-    # [2, heads, rows, head_dim] becomes [rows, 2, heads, head_dim], the order of a slot.
-    keys_values = torch.stack((key[0], value[0])).transpose(0, 2).transpose(1, 2).to(dtype)
-    layer: Any = module.layer_idx
-    attended = plan.attend(layer, query[0].transpose(0, 1).to(dtype), keys_values, scaling)
-    return attended.to(query.dtype).view(1, query.shape[2], query.shape[1], query.shape[3]), None
-
-
-def _no_mask(**_arguments: object) -> None:
-    """Builds no mask, as the plan has them: the library's would be of a single text, and cost time."""
-
-
-AttentionInterface.register(ATTENTION_NAME, _attend)
-AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
-
-
 def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Returns the shape of a model's keys and values."""
+    """Returns the shape of a model's keys and values. Raises UnsupportedModel if it has no head, or no keys."""
     config = model.config.get_text_config()
-    weight = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-    num_queries: int = config.num_attention_heads
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    num_queries: int | None = getattr(config, "num_attention_heads", None)
+    if head is None or not num_queries:
+        raise UnsupportedModel(f"a {type(model).__name__} has no {'attention' if head is not None else 'head'}")
     return CacheShape(
         num_layers=config.num_hidden_layers,
         # Missing or None where every query head has keys and values to itself.
@@ -390,20 +350,43 @@ def cache_shape(model: PreTrainedModel) -> CacheShape:
         # Heads may be wider than the quotient: Qwen3-0.6B has 16 of 128 at a hidden size of 1024.
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_queries,
         # On a CPU sums are exact in float32 only, and attention of bfloat16 is several times as slow.
-        dtype=torch.float32 if weight.device.type == "cpu" else weight.dtype,
-        device=weight.device,
+        dtype=torch.float32 if head.weight.device.type == "cpu" else head.weight.dtype,
+        device=head.weight.device,
     )
 
 
-def max_context_len(config: Any) -> int:
-    """Returns the most slots of a chain for which the runner is exact.
+class Context(NamedTuple):
+    """Holds the slots of a chain for which the runner is exact."""
 
-    A sliding window hides only what lies further back than its width, so up to that length it is full attention.
-    """
-    lengths: list[int] = [config.max_position_embeddings]
+    length: int
+    """Most of them."""
+    reason: str = ""
+    """Says why the model's own context is longer; empty if it is not."""
+
+
+def context_of(config: Any) -> Context:
+    """Returns the context for which the runner is exact, by the config of a model's text. Raises UnsupportedModel if it
+    says none."""
+    whole: int | None = getattr(config, "max_position_embeddings", None)
+    if not whole:
+        raise UnsupportedModel("its config has no max_position_embeddings")
+    contexts = [Context(whole)]
     window: int | None = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
+    # A sliding window hides only what lies further back than its width, so up to that length it is full attention.
     # Mistral's config has a window and no `layer_types`: it is that of all layers.
     if window and (layer_types is None or "sliding_attention" in layer_types):
-        lengths.append(window)
-    return min(lengths)
+        contexts.append(Context(window, f"beyond {window} tokens its attention is a sliding window"))
+    # These choose their frequencies by the longest text of a call, for all texts in it. Up to this length they have one
+    # choice. (`dynamic` begins to choose beyond the whole context.)
+    for rope in _ropes(config):
+        if rope.get("rope_type") == "longrope":
+            length = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+            contexts.append(Context(length, f"beyond {length} tokens its rotary embedding (longrope) is another one"))
+    return min(contexts, key=lambda context: context.length)
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """Returns the rotary embeddings of a config: one, or one for each type of layers."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -50,6 +50,10 @@ class Grammars:
             eos_token_ids: Tokens that end a text where its grammar allows an end.
         """
         self._hf_tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
+        named = set(tokenizer.get_vocab().values())
+        # A tokenizer may have more tokens than the model. No mask lets them through: masks end with the model's.
+        self._num_tokens = max(vocab_size, max(named) + 1)
+        self._holes = set(range(max(named))) - named
         self._lock = threading.Lock()
         self._tokenizers: dict[bool, llguidance.LLTokenizer] = {}
         """The tokenizer in the library's form, by whether special tokens count as text."""
@@ -57,14 +61,14 @@ class Grammars:
         self._plain: llguidance.LLTokenizer | None = None
 
     def token_bytes(self, token_ids: Sequence[TokenId]) -> list[bytes]:
-        """Returns the bytes that each token stands for; of a special token those that it is written as. Takes up to
-        seconds the first time."""
+        """Returns the bytes that each token stands for; of a special token those that it is written as, of an id
+        without a token none. Takes up to seconds the first time."""
         with self._lock:
             plain = self._plain_tokenizer()
         spell = self._hf_tokenizer.backend_tokenizer.decode
         # The library has no bytes for the character of code 0.
         return [
-            known or spell([token_id], skip_special_tokens=False).encode()
+            b"" if token_id in self._holes else known or spell([token_id], skip_special_tokens=False).encode()
             for token_id, known in zip(token_ids, _bytes_of(plain, token_ids), strict=True)
         ]
 
@@ -114,15 +118,15 @@ class Grammars:
                     self._backend(), self._plain_tokenizer(), special_tokens_as_text=special_tokens_as_text
                 )
                 self._tokenizers[special_tokens_as_text] = llguidance.LLTokenizer(
-                    llguidance.TokenizerWrapper(spelling), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+                    llguidance.TokenizerWrapper(spelling), n_vocab=self._num_tokens, eos_token=self._eos_token_ids
                 )
             return self._tokenizers[special_tokens_as_text]
 
     def _plain_tokenizer(self) -> llguidance.LLTokenizer:
         """Returns the tokenizer as the library reads it by itself. The lock is held."""
         if self._plain is None:
-            text = self._backend().to_str()
-            self._plain = llguidance.LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+            text = _without_holes(self._backend().to_str(), self._holes)
+            self._plain = llguidance.LLTokenizer(text, n_vocab=self._num_tokens, eos_token=self._eos_token_ids)
         return self._plain
 
     def _backend(self) -> Tokenizer:
@@ -160,6 +164,19 @@ class _Spelling:
     def __call__(self, text: bytes) -> list[TokenId]:
         # Not the backend's own way, which puts a blank before a text with some tokenizers.
         return self._cutting.tokenize_bytes(text)
+
+
+def _without_holes(tokenizer: str, holes: Collection[TokenId]) -> str:
+    """Returns a tokenizer, as JSON, with a special token for each id that has none: the library counts tokens, and
+    takes ids above their number for unknown."""
+    if not holes:
+        return tokenizer
+    state = json.loads(tokenizer)
+    names = {f"<|no token {token_id}|>": token_id for token_id in sorted(holes)}
+    state["model"]["vocab"].update(names)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    state["added_tokens"] += [{"id": names[name], "content": name, "special": True, **flags} for name in names]
+    return json.dumps(state)
 
 
 def _bytes_of(tokenizer: llguidance.LLTokenizer, token_ids: Sequence[TokenId]) -> list[bytes]:

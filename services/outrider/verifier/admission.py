@@ -84,6 +84,9 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
             raise InvalidArgument("prompt.input", "must be set: text, token_ids or chat")
     if not token_ids:
         raise InvalidArgument("prompt", "must come to at least one token")
+    # A tokenizer may have more tokens than the model.
+    known = f"made of tokens that the model has, in [0, {model.vocab_size})"
+    check(max(token_ids) < model.vocab_size, "prompt", known, max(token_ids))
     return token_ids
 
 

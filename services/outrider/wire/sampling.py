@@ -112,6 +112,8 @@ def _bad_words_from_proto(
             # A word of control characters alone may come to no token.
             length = len(word)
             check(1 <= length <= MAX_BAD_WORD_LEN, f"{field}[{index}]", f"of 1 to {MAX_BAD_WORD_LEN} tokens", length)
+            known = f"made of tokens that the model has, in [0, {vocab_size})"
+            check(max(word) < vocab_size, f"{field}[{index}]", known, max(word))
             words.append(word)
     return tuple(dict.fromkeys(words))
 

@@ -1,0 +1,80 @@
+"""The library's own logits of two short texts, taken before a runner takes the model over: what it makes of them has to
+be the same, but for rounding.
+
+Whatever a model does that nobody has listed shows here: before and after its head, at late positions, and where a text
+runs in pieces or next to another one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.models.checkpoint import UnsupportedModel
+from outrider.models.runner import Runner, Segment, context_of
+
+NUM_TOKENS = 24
+"""Tokens of a text."""
+LARGEST_GAP = {torch.float32: 2**-7, torch.bfloat16: 2**-3, torch.float16: 2**-5}
+"""Largest distance between two rows of logits, as a part of their length: 2**-9 for each number that is rounded to
+bfloat16, for some hundreds of roundings in a row; and for float32 far more than rounding comes to."""
+
+
+class Reference:
+    """Holds logits of two texts, the last rows of one at the end of the context."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Runs the library's model. It must be in its final type, on its device, and as the library made it."""
+        config = model.config.get_text_config()
+        num_tokens = min(NUM_TOKENS, context_of(config).length)
+        half = num_tokens // 2
+        self._token_ids = [(17 * i + 3) % config.vocab_size for i in range(num_tokens)]
+        first, last = (
+            range(num_tokens),
+            range(context_of(config).length - (num_tokens - half), context_of(config).length),
+        )
+        self._positions = [list(first), [*first[:half], *last]]
+        self._logits = [_logits(model, self._token_ids, positions) for positions in self._positions]
+
+    def check(self, runner: Runner) -> None:
+        """Runs the texts in pieces, both in one forward. Raises UnsupportedModel if their logits are others."""
+        caches = [runner.new_cache() for _ in self._positions]
+        half = len(self._token_ids) // 2
+        found = []
+        for piece in (slice(half), slice(half, None)):
+            ids = self._token_ids[piece]
+            segments = [
+                Segment(cache, ids, len(ids), positions[piece])
+                for cache, positions in zip(caches, self._positions, strict=True)
+                if ids
+            ]
+            found.append(runner.forward(segments).view(len(segments), len(ids), -1))
+        for cache in caches:
+            cache.clear()
+        for expected, rows, what in zip(
+            self._logits, torch.cat(found, 1), ("the beginning", "the end of the context"), strict=True
+        ):
+            gap = _gap(rows.cpu(), expected)
+            if not gap <= LARGEST_GAP.get(runner.dtype, LARGEST_GAP[torch.float32]):
+                raise UnsupportedModel(
+                    f"its logits at {what} are not those of the library's own forward, by {gap:.1%} of their size"
+                )
+
+
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, token_ids: list[int], position_ids: list[int]) -> Tensor:
+    device = model.device
+    ids, positions = (torch.tensor([each], device=device) for each in (token_ids, position_ids))
+    # Without a mask, positions that jump would be the beginnings of other texts to the library.
+    mask = torch.ones_like(ids)
+    logits: Tensor = model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).logits[0]
+    return logits.float().cpu()
+
+
+def _gap(found: Tensor, expected: Tensor) -> float:
+    """Returns the median over rows of the distance between them, as a part of the length of what is expected. What is
+    added to all logits of a row changes nothing, and is left out."""
+    found, expected = (rows - rows.mean(-1, keepdim=True) for rows in (found, expected))
+    # The median: the experts of a single row are others if two of them are nearly as good.
+    return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median())

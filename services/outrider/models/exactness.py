@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch import Tensor
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
 from outrider.models import kernels
-from outrider.models.kv_cache import TILE
+from outrider.models.kv_cache import TILE, KVCache
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
 
@@ -35,6 +36,10 @@ BUDGET_S = 0.8
 """Time that the self-test may take. A model whose forwards take longer is tried with its first layers alone."""
 NUM_READINGS = 8
 """Times that a self-test costs what it costs to read its text once, about."""
+NUM_LATE = 8
+"""Rows at the end of the context that are tried."""
+LATE_SLOTS = 16 * TILE + 8
+"""Slots of a long session. Attention adds them tile by tile, so more of them are more of the same."""
 PADDINGS = (1, 2, 4)
 """Least rows of a forward that are tried: single rows take other ways through some libraries than several do."""
 ARITHMETIC = (
@@ -205,6 +210,7 @@ class _SelfTest:
             self._read_prefix(size)
             self._compare(f"a prompt read in pieces of {size}", partial(self._in_chains, 4))
         self._cache.clear()
+        self._check_lengths()
         # Where there are few columns, and kernels for small matrices.
         self._start = 0
         self._expected = self._forward(self._token_ids[:8])
@@ -216,11 +222,7 @@ class _SelfTest:
     def _compare(self, name: str, compute: Callable[[], Sequence[Tensor]]) -> None:
         rows = torch.cat(tuple(compute()))[: len(self._expected)]
         self._cache.truncate(self._start)
-        expected = self._expected[: len(rows)]
-        differs = (rows != expected).any(-1)
-        if bool(differs.any()):
-            gap = float((rows - expected).abs().max())
-            raise NotExact(f"{name}: {int(differs.sum())} of {len(rows)} rows have other bits, by at most {gap:.1e}")
+        _check_equal(name, rows, self._expected[: len(rows)])
 
     def _forward(self, token_ids: Sequence[int]) -> Tensor:
         return self._runner.forward([Segment(self._cache, token_ids, len(token_ids))], self._num_layers)
@@ -264,6 +266,48 @@ class _SelfTest:
             cache.clear()
         return [found]
 
+    def _check_lengths(self) -> None:
+        """Compares rows of a long session, at the last positions of the context, and of one that has just begun: alone,
+        one by one, and in one forward."""
+        runner, ids = self._runner, self._token_ids[:NUM_LATE]
+        late, early = runner.new_cache(), self._cache
+        num_filled = self._fill(late, LATE_SLOTS)
+        last = range(runner.max_context_len - len(ids), runner.max_context_len)
+        of_late, of_early = Segment(late, ids, len(ids), last), Segment(early, ids, len(ids))
+        alone = []
+        for segment in (of_late, of_early):
+            alone.append(runner.forward([segment], self._num_layers))
+            late.truncate(num_filled)
+            early.clear()
+        together = runner.forward([of_late, of_early], self._num_layers)
+        _check_equal("a long session next to one that has just begun", together, torch.cat(alone))
+        late.truncate(num_filled)
+        early.clear()
+        single = [
+            runner.forward([Segment(late, [token_id], 1, [position])], self._num_layers)
+            for token_id, position in zip(ids, last, strict=True)
+        ]
+        _check_equal("single rows at the end of the context", torch.cat(single), alone[0])
+        late.clear()
+
+    @torch.inference_mode()
+    def _fill(self, cache: KVCache, num_slots: int) -> int:
+        """Makes up keys and values of a beginning, of as many slots as there is room for: to compute them takes long.
+        Returns how many."""
+        pool, shape = self._runner.pool, self._runner.cache_shape
+        room = (pool.blocks.num_free - 2) * pool.block_size
+        num_slots = max(0, min(num_slots, self._runner.max_context_len - NUM_LATE, room))
+        if num_slots:
+            cache.reserve(num_slots)
+            # The others are not run.
+            data = pool.data[: self._num_layers] if self._runner.is_fused else pool.data
+            chance = torch.Generator().manual_seed(0)
+            made_up = torch.randn(2, shape.num_heads, num_slots, shape.head_dim, generator=chance)
+            places = torch.from_numpy(cache.places(np.arange(num_slots))).to(data.device)
+            data.index_copy_(3, places, made_up.to(data).expand(len(data), -1, -1, -1, -1))
+            cache.append(range(num_slots))
+        return num_slots
+
     def _in_trees(self, depth: int) -> Sequence[Tensor]:
         """The text's own tokens as one path of a tree whose other nodes stand before, between and behind them."""
         tree = DraftTree(self._token_ids[: self._start + 1], self._runner.vocab_size)
@@ -287,6 +331,14 @@ class _SelfTest:
         cache.keep(self._start + 1, [self._start + row for row in rows])
         after = self._forward(self._token_ids[cache.length : cache.length + 2])
         return [logits[[0, *rows]], after]
+
+
+def _check_equal(name: str, rows: Tensor, expected: Tensor) -> None:
+    """Raises NotExact if rows have other bits than expected."""
+    differs = (rows != expected).any(-1)
+    if bool(differs.any()):
+        gap = float((rows - expected).abs().max())
+        raise NotExact(f"{name}: {int(differs.sum())} of {len(rows)} rows have other bits, by at most {gap:.1e}")
 
 
 def _pad_to_the_fastest(runner: Runner, num_repeats: int = 5) -> None:

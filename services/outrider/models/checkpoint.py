@@ -174,6 +174,8 @@ def _of_layers(config: Mapping[str, Any]) -> Iterator[str]:
     types = config.get("layer_types") or config.get("layers_block_type") or ()
     if others := sorted({str(kind) for kind in types} - PLAIN_LAYER_TYPES):
         yield f"has layers of {' and '.join(others)}: only full attention and sliding windows are supported"
+    if config.get("per_layer_config"):
+        yield "has layers of several shapes (per_layer_config), which are not supported"
     if any(config.get(key) for key in STATE_KEYS):
         yield "has layers that keep a state in place of keys and values, which are not supported"
     if config.get("attn_logit_softcapping"):

@@ -538,7 +538,8 @@ def _vocab_size(model: Any, tokenizer: Any) -> int:
 def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     generation: Any = model.generation_config
     # The generation config first: chat models such as Qwen2.5 list all their ends there, and one alone in the config.
-    for ids in (generation and generation.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+    of_config = getattr(model.config.get_text_config(), "eos_token_id", None)
+    for ids in (generation and generation.eos_token_id, of_config, tokenizer.eos_token_id):
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
     return ()

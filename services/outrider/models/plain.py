@@ -108,7 +108,7 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _mask: None,
+    attention_mask: Tensor | None = None,
     *,
     scaling: float | None = None,
     **extras: Any,
@@ -116,8 +116,10 @@ def _attend(
     """Attends for the library's layers: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
     # Capped scores (Gemma 2), attention sinks (gpt-oss), position biases: left out, they would give wrong logits.
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if extras.get(name) is not None]
+    # There is no mask but one that a model makes by itself.
+    unsupported += ["a mask of its own"] if attention_mask is not None else []
     if unsupported or key.shape != value.shape:
-        raise UnsupportedModel(f"attention with {unsupported or 'values of another width than keys'} is not supported")
+        raise UnsupportedModel(f"attention with {' and '.join(unsupported) or 'values of another width than keys'} is not supported")
     plan = _plan.get()
     if key.shape[1::2] != plan.slot_shape:
         found, expected = (f"{heads} key-value heads of {dim}" for heads, dim in (key.shape[1::2], plan.slot_shape))

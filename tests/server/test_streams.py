@@ -1,9 +1,8 @@
-"""Streams of a server: a deadline for each write, an end between two requests, large requests in a thread."""
+"""Streams of a server: a deadline for each write, and an end between two requests."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ import grpc
 import pytest
 
 from outrider.server import streams
-from outrider.server.streams import LARGE_BYTES, DrainableStreams, offload_if_large
+from outrider.server.streams import DrainableStreams
 from outrider.v1 import verifier_pb2
 from outrider.wire.errors import DeadlineExceeded
 
@@ -117,10 +116,3 @@ async def test_a_caller_that_hangs_up_cancels_its_stream() -> None:
     served.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await served.task
-
-
-async def test_a_large_request_is_worked_through_in_a_thread() -> None:
-    small = verifier_pb2.TokenizeRequest(prompt=verifier_pb2.Prompt(text="x"))
-    large = verifier_pb2.TokenizeRequest(prompt=verifier_pb2.Prompt(text="x" * LARGE_BYTES))
-    assert await offload_if_large(small, threading.get_ident) == threading.get_ident()
-    assert await offload_if_large(large, threading.get_ident) != threading.get_ident()

@@ -35,6 +35,11 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=100
 some 100 MB."""
 
 
+ALLOWS_NOTHING = "allows no text at all"
+_NOTHING_FOLLOWS = "NoExtensionBias"
+"""The library's word for a beginning after which nothing may stand."""
+
+
 class BadStructure(ValueError):
     """A description is none, or is too complex. The message says where."""
 
@@ -72,8 +77,12 @@ class Grammars:
             for token_id, known in zip(token_ids, _bytes_of(plain, token_ids), strict=True)
         ]
 
+    def prepare(self, structure: Structure) -> None:
+        """Makes the tokenizer that a structure needs, which takes up to seconds, unless there is one."""
+        self._ll_tokenizer(special_tokens_as_text=structure.special_tokens_as_text)
+
     def matcher(self, structure: Structure) -> GrammarMatcher:
-        """Returns a matcher at the beginning of a text. Takes milliseconds, and for the first one up to seconds.
+        """Returns a matcher at the beginning of a text. Takes milliseconds, and without `prepare` up to seconds.
 
         Raises:
             BadStructure: The description is none, or is too complex.
@@ -94,6 +103,8 @@ class Grammars:
         length = len(structure.text.encode())
         if length > MAX_DESCRIPTION_BYTES:
             raise BadStructure(f"must be at most {MAX_DESCRIPTION_BYTES} bytes long, got {length}")
+        if structure.kind is StructureKind.JSON and structure.text.strip() == "false":
+            raise BadStructure(ALLOWS_NOTHING)  # the library takes options with objects only
         try:
             grammar = _grammar_of(structure)
         except ValueError as error:
@@ -104,11 +115,12 @@ class Grammars:
             grammar = _behind_marker(grammar, structure.begins_after, tokenizer, added)
         matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise BadStructure(f"does not compile: {matcher.get_error().strip()}")
+            raise BadStructure(f"does not compile: {_reason(matcher)}")
         # Its first mask costs most: what is too complex shows here, before a token was generated.
         matcher.compute_bitmask()
         if matcher.is_error():
-            raise BadStructure(f"is too complex: {matcher.get_error().strip()}")
+            reason = _reason(matcher)
+            raise BadStructure(ALLOWS_NOTHING if reason == _NOTHING_FOLLOWS else f"is too complex: {reason}")
         return matcher
 
     def _ll_tokenizer(self, *, special_tokens_as_text: bool) -> llguidance.LLTokenizer:
@@ -177,6 +189,11 @@ def _without_holes(tokenizer: str, holes: Collection[TokenId]) -> str:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     state["added_tokens"] += [{"id": names[name], "content": name, "special": True, **flags} for name in names]
     return json.dumps(state)
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    """Returns the error of a matcher, without the library's inner state, which follows it."""
+    return str(matcher.get_error()).partition("\n<state>")[0].strip()
 
 
 def _bytes_of(tokenizer: llguidance.LLTokenizer, token_ids: Sequence[TokenId]) -> list[bytes]:
@@ -272,7 +289,7 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise StructureBroken(self._matcher.get_error().strip())
+            raise StructureBroken(_reason(self._matcher))
 
 
 def draw_allowed(

@@ -97,13 +97,17 @@ class TenantQuota:
         limit = self.limits.num_sessions
         if limit is not None and self.num_sessions >= limit:
             raise self._exhausted("num_sessions", limit, SESSION_RETRY_S)
-        for name, bucket in self._buckets.items():
-            # Of tokens, too, one is enough to begin: how many a generation will take is not known yet.
-            if (wait_s := bucket.wait_s(1)) > 0:
-                raise self._exhausted(name, getattr(self.limits, name), wait_s)
+        # Of tokens, too, one is enough to begin: how many a generation will take is not known yet.
+        self._check_bucket("tokens_per_minute")
+        self.count_request()
+        self.num_sessions += 1
+
+    def count_request(self) -> None:
+        """Counts a request that takes no session. Raises ResourceExhausted, which names the limit and says when to come
+        back."""
+        self._check_bucket("requests_per_minute")
         if (requests := self._buckets.get("requests_per_minute")) is not None:
             requests.take(1)
-        self.num_sessions += 1
 
     def end(self) -> None:
         """Counts a request that is over."""
@@ -113,6 +117,11 @@ class TenantQuota:
         """Charges generated tokens, also beyond the limit: the next request is the one that is refused."""
         if (tokens := self._buckets.get("tokens_per_minute")) is not None:
             tokens.take(num_tokens)
+
+    def _check_bucket(self, name: str) -> None:
+        bucket = self._buckets.get(name)
+        if bucket is not None and (wait_s := bucket.wait_s(1)) > 0:
+            raise self._exhausted(name, getattr(self.limits, name), wait_s)
 
     def _exhausted(self, name: str, limit: float, retry_after_s: float) -> ResourceExhausted:
         return ResourceExhausted(f"the limit {name} of tenant {self._tenant!r} is reached: {limit:g}", retry_after_s)
@@ -168,6 +177,11 @@ class Quotas:
             # Without credentials the names are those of hosts, and there is no end of them.
             if not self._num_sessions[name]:
                 del self._num_sessions[name]
+
+    def count_request(self, caller: Caller | None) -> None:
+        """Counts a request of a caller that takes no session. Raises ResourceExhausted: the limit of its tenant is
+        reached; names it."""
+        self._quota_of(caller).count_request()
 
     def charge_reading(self, name: str, num_tokens: int) -> None:
         """Charges tokens that are read for a caller, also beyond the limit: its next session is refused."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -12,11 +12,7 @@ from google.protobuf.message import Message
 
 from outrider.wire.errors import DeadlineExceeded
 
-LARGE_BYTES = 16_384
-"""Requests from this size on are worked through in a thread."""
-
 _Request = TypeVar("_Request")
-_Result = TypeVar("_Result")
 
 
 async def write(
@@ -112,14 +108,3 @@ class DrainableStream:
             self.was_cancelled = True
             # A read of gRPC cannot be left in any other way: the request iterator has no method to close it.
             self._task.cancel()
-
-
-async def offload_if_large(request: Message, work: Callable[[], _Result]) -> _Result:
-    """Returns what `work` returns, or raises what it raises: called in a thread if the request is large.
-
-    Args:
-        request: The request that `work` looks through, like a prompt to be tokenized.
-        work: Takes a time that grows with the request.
-    """
-    # Measured: a tokenizer takes some 30 ms for LARGE_BYTES of text, a thread takes 0.1 ms to start.
-    return await asyncio.to_thread(work) if request.ByteSize() >= LARGE_BYTES else work()

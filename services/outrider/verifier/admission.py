@@ -19,7 +19,7 @@ from outrider.core.params import (
 )
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.session import SessionSpec
-from outrider.core.structure import StructureBroken
+from outrider.core.structure import Matcher, Structure, StructureBroken
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.structure import BadStructure, Grammars
@@ -35,7 +35,8 @@ from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
 from outrider.wire.structure import FIELD, structure_from_proto
 
 MAX_TOKEN_LEN = 256
-"""Most characters of one token: the longest in use, runs of spaces, have half as many."""
+"""Most characters of a text for each token of the context. The longest tokens in use, runs of spaces, have half as
+many; but no number would be a law, since some tokenizers drop blanks, or make one token of all that they do not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,13 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
     """Converts the prompt to token ids.
 
     Raises:
+        OutOfRange: a text or a chat that is too long for the context whatever its tokens; it is not tokenized.
         InvalidArgument: unset, empty, a chat with a wrong field, or one that its template refuses; InvalidParameter: a
             token id outside the vocabulary.
         FailedPrecondition: a chat for a tokenizer without a template, or with what its template does not know.
     """
+    # At most one of the two is set. The other one, read all the same, is empty, and reading does not set it.
+    _check_length("prompt", len(prompt.text) + num_characters(prompt.chat), model.max_context_len)
     match prompt.WhichOneof("input"):
         case "text":
             token_ids = tuple(codec.encode(prompt.text))
@@ -140,8 +144,6 @@ def _spec(
     request: verifier_pb2.GenerateRequest, model: LoadedModel, codec: TextCodec, limits: Limits, *, brings_drafts: bool
 ) -> SessionSpec:
     """Returns what all texts of a request have in common."""
-    # At most one of the two is set. The other one, read all the same, is empty, and reading does not set it.
-    _check_length("prompt", len(request.prompt.text) + num_characters(request.prompt.chat), model.max_context_len)
     prompt = _truncated(prompt_token_ids(request.prompt, model, codec), request)
     if limits.max_prompt_tokens and len(prompt) > limits.max_prompt_tokens:
         raise OutOfRange(
@@ -245,15 +247,20 @@ def _structured(
     if structure.special_tokens_as_text:
         as_text, rule = f"{FIELD}.special_tokens_as_text", "unset or false unless skip_special_tokens is false"
         check(not spec.skip_special_tokens, as_text, rule, True)
-    field = f"structured_outputs.{structure.kind.value}"
-    try:
-        matcher, trial = grammars.matcher(structure), grammars.matcher(structure)
-    except (BadStructure, StructureBroken) as error:
-        raise InvalidArgument(field, str(error)) from error
+    field = f"{FIELD}.{structure.kind.value}"
+    matcher, trial = check_structure(structure, grammars), check_structure(structure, grammars)
     resumed = spec.resume_token_ids
     is_allowed = all(trial.consume(token_id) for token_id in resumed)
     check(is_allowed, resume_field, f"a beginning that {field} allows", "another one")
     return replace(spec, structure=structure, matcher=matcher, is_complete=bool(resumed) and trial.is_over)
+
+
+def check_structure(structure: Structure, grammars: Grammars) -> Matcher:
+    """Returns a matcher at the beginning of a text. Raises InvalidArgument if the description is none."""
+    try:
+        return grammars.matcher(structure)
+    except (BadStructure, StructureBroken) as error:
+        raise InvalidArgument(f"{FIELD}.{structure.kind.value}", str(error)) from error
 
 
 def _truncated(prompt: tuple[TokenId, ...], request: verifier_pb2.GenerateRequest) -> tuple[TokenId, ...]:
@@ -306,8 +313,15 @@ def _check_length(field: str, length: int, max_context_len: int) -> None:
     """Refuses a text that cannot fit, by its characters, before seconds are spent on tokenizing it."""
     if length > MAX_TOKEN_LEN * max_context_len:
         raise OutOfRange(
-            f"{field} must be shorter than the context of {max_context_len} tokens, got {length} characters"
+            f"{field} must be shorter than the context of {max_context_len} tokens, got {length} characters: at most "
+            f"{MAX_TOKEN_LEN} a token are read"
         )
+
+
+def check_num_tokens(field: str, number: int, most: int) -> None:
+    """Raises OutOfRange if a list has more tokens than are worked through."""
+    if number > most:
+        raise OutOfRange(f"{field} must have at most {most} tokens, got {number}")
 
 
 def missing_peer(method: Method, limits: Limits) -> str | None:

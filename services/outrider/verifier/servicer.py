@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from outrider.core.params import Method, Steering
 from outrider.core.session import SessionSpec
@@ -24,12 +25,20 @@ from outrider.security.callers import current_caller, current_tenant, name_of_ca
 from outrider.security.quotas import Quotas, TenantQuota
 from outrider.server import streams
 from outrider.server.choices import run_choices
+from outrider.server.lanes import LARGE_BYTES, Lane
 from outrider.telemetry.generation_metrics import GenerationCall, GenerationCalls
 from outrider.telemetry.kv_pool_metrics import read_pool
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_specs
+from outrider.verifier.admission import (
+    Limits,
+    check_num_tokens,
+    check_structure,
+    missing_peer,
+    prompt_token_ids,
+    session_specs,
+)
 from outrider.verifier.collaborate import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation, NoRoom
@@ -42,10 +51,15 @@ from outrider.wire.errors import InvalidArgument, NotServing, ResourceExhausted,
 from outrider.wire.handshake import model_info
 from outrider.wire.speculation import METHODS_TO_PROTO
 from outrider.wire.steering import steering_to_proto
+from outrider.wire.structure import structure_from_proto
 
 COMPILE_TIMEOUT_S = 5.0
-"""Longest time to compile a grammar; the library's own limits mostly end it much earlier."""
+"""Longest time to compile a grammar; the library's own limits mostly end it much earlier. The wait for a thread is none
+of it."""
+NUM_THREADS = 2
+"""Threads of each lane: what runs in them shares the cores with the forwards, which go first."""
 
+_Result = TypeVar("_Result")
 Context = grpc.aio.ServicerContext[Any, Any]
 Send = Callable[[Event], Awaitable[None]]
 """Sends an event of one text to the client."""
@@ -94,6 +108,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._stall_timeout_s = stall_timeout_s
         self._quotas = quotas or Quotas()
         self._max_draft_nodes_per_s = max_draft_nodes_per_s
+        self._texts, self._grammars = Lane("tokenizing", NUM_THREADS), Lane("compiling", NUM_THREADS)
         self._serving: Serving | None = None
         self._is_draining = False
         self.num_sessions = 0
@@ -144,7 +159,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             self._quota(context) as quota,
         ):
             serving = self._ready()
-            specs = await _session_specs(request, serving, brings_drafts=False)
+            specs = await self._session_specs(request, serving, context, brings_drafts=False)
             num_running = sum(spec is not None for spec in specs)
             with ExitStack() as others, self._places(num_running):
                 # Each text is a session; one is counted already.
@@ -176,7 +191,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             opening = await opening_of(requests, self._ready().model)
             with self._quota(context) as quota:
                 serving = self._ready()
-                specs = await _session_specs(opening.request, serving, brings_drafts=True)
+                specs = await self._session_specs(opening.request, serving, context, brings_drafts=True)
                 (spec,) = (spec for spec in specs if spec is not None)
                 with self._places(1), self._generation(spec, serving, None, brings_drafts=True) as generation:
                     observer = SessionObserver(generation, serving.model, call, quota, self.counts)
@@ -262,8 +277,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         response = verifier_pb2.TokenizeResponse()
         with rpc_errors(context):
             serving = self._ready()
+            self._quotas.count_request(current_caller())
+            check_num_tokens("prompt", len(request.prompt.token_ids.token_ids), serving.model.max_context_len)
             tokenized = partial(prompt_token_ids, request.prompt, serving.model, serving.codec)
-            response.token_ids.extend(await streams.offload_if_large(request, tokenized))
+            response.token_ids.extend(await self._worked_through(request, tokenized, context))
         return response
 
     async def Detokenize(
@@ -273,12 +290,52 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         response = verifier_pb2.DetokenizeResponse()
         with rpc_errors(context):
             serving = self._ready()
-            token_ids = token_ids_from_proto(request.token_ids, serving.model.vocab_size, "token_ids")
-            response.text = await streams.offload_if_large(request, partial(serving.codec.decode, token_ids))
+            self._quotas.count_request(current_caller())
+            model = serving.model
+            # As many as a text has or, where somebody asks what tokens are, as there are.
+            check_num_tokens("token_ids", len(request.token_ids), max(model.max_context_len, model.vocab_size))
+            token_ids = token_ids_from_proto(request.token_ids, model.vocab_size, "token_ids")
+            response.text = await self._worked_through(request, partial(serving.codec.decode, token_ids), context)
             if request.wants_token_bytes:
                 # In a thread always: the first call reads the whole vocabulary.
-                response.token_bytes.extend(await asyncio.to_thread(serving.grammars.token_bytes, token_ids))
+                spelled = partial(serving.grammars.token_bytes, token_ids)
+                response.token_bytes.extend(await self._grammars.run(spelled, name_of_caller(context)))
         return response
+
+    async def _session_specs(
+        self, request: verifier_pb2.GenerateRequest, serving: Serving, context: Context, *, brings_drafts: bool
+    ) -> list[SessionSpec | None]:
+        """Resolves a request; in a thread if it is so large, or its structure such, that others on the event loop would
+        wait."""
+        model, codec, limits = serving.model, serving.codec, serving.limits
+        resolved = partial(session_specs, request, model, codec, limits, serving.grammars, brings_drafts=brings_drafts)
+        if not request.HasField("structured_outputs"):
+            return await self._worked_through(request, resolved, context)
+        caller, structure = name_of_caller(context), structure_from_proto(request.structured_outputs)
+        # Not timed: the first one reads the whole vocabulary, and others wait for that.
+        await self._grammars.run(partial(serving.grammars.prepare, structure), caller)
+        try:
+            # By itself: however long it takes to tokenize the prompt says nothing about the structure.
+            compiled = partial(check_structure, structure, serving.grammars)
+            await self._grammars.run(compiled, caller, timeout_s=COMPILE_TIMEOUT_S)
+        except TimeoutError:
+            problem = f"must compile within {COMPILE_TIMEOUT_S:g} s"
+            raise InvalidArgument("structured_outputs", problem) from None
+        if request.ByteSize() >= LARGE_BYTES:
+            return await self._worked_through(request, resolved, context)
+        return await self._grammars.run(resolved, caller)
+
+    async def _worked_through(self, request: Message, work: Callable[[], _Result], context: Context) -> _Result:
+        """Returns what `work` returns, or raises what it raises: called in a thread if the request is large. Raises
+        ResourceExhausted if too many wait for that.
+
+        Args:
+            request: The request that `work` looks through, like a prompt to be tokenized.
+            work: Takes a time that grows with the request.
+            context: Of the caller.
+        """
+        num_bytes = request.ByteSize()
+        return work() if num_bytes < LARGE_BYTES else await self._texts.run(work, name_of_caller(context), num_bytes)
 
     async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:
         """Describes this server."""
@@ -318,22 +375,6 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             max_num_sessions=self._max_num_sessions,
             num_queued=serving.engine.num_waiting,
         )
-
-
-async def _session_specs(
-    request: verifier_pb2.GenerateRequest, serving: Serving, *, brings_drafts: bool
-) -> list[SessionSpec | None]:
-    """Resolves a request; in a thread if it is so large that others on the event loop would wait."""
-    model, codec, limits = serving.model, serving.codec, serving.limits
-    resolved = partial(session_specs, request, model, codec, limits, serving.grammars, brings_drafts=brings_drafts)
-    if not request.HasField("structured_outputs"):
-        return await streams.offload_if_large(request, resolved)
-    try:
-        async with asyncio.timeout(COMPILE_TIMEOUT_S):
-            return await asyncio.to_thread(resolved)
-    except TimeoutError:
-        problem = f"must compile within {COMPILE_TIMEOUT_S:g} s"
-        raise InvalidArgument("structured_outputs", problem) from None
 
 
 async def _stream(

@@ -16,6 +16,8 @@ from outrider.wire.speculation import scalars_from_proto, scalars_to_proto
 
 MAX_STOPS = 16
 """Most stop strings of a request."""
+MAX_STOP_TOKEN_IDS = 256
+"""Most stop tokens of a request."""
 MAX_BAD_WORDS = 256
 """Most bad words of a request that are given as text."""
 MAX_STRING_BYTES = 256
@@ -40,8 +42,12 @@ def sampling_from_proto(
         vocab_size: Token ids are below it.
         eos_token_ids: The model's own end-of-sequence tokens, for a message that comes from a client. Empty for one
             that names them itself.
-        spellings: Makes tokens of bad words. None means that the message must have tokens only.
+        spellings: Makes tokens of bad words. None means that the message is a peer's, which has tokens only.
     """
+    if spellings is not None:
+        # A peer's message has those of the model, too.
+        field, length = "sampling.stop_token_ids", len(message.stop_token_ids)
+        check(length <= MAX_STOP_TOKEN_IDS, field, f"at most {MAX_STOP_TOKEN_IDS} tokens", length)
     stops = stop_token_ids_from_proto(message, vocab_size, eos_token_ids) if message.min_tokens else ()
     for token_id in message.logit_bias:
         check(0 <= token_id < vocab_size, f"sampling.logit_bias[{token_id}]", _in_vocabulary(vocab_size), token_id)

@@ -65,7 +65,7 @@ HOMES = {
     "hiredis": ("services/outrider/datastore/redis/",),
     "pydivsufsort": ("services/outrider/datastore/", "clients/outrider_bench/workers/"),
     "starlette": ("services/outrider/gateway/",),
-    "uvicorn": ("services/outrider/gateway/run.py",),
+    "uvicorn": ("services/outrider/gateway/run.py", "services/outrider/gateway/connections.py"),
     "prometheus_client": ("services/outrider/telemetry/metrics.py",),
     "opentelemetry": (
         "services/outrider/telemetry/tracing.py",

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.v1 import verifier_pb2
 from outrider_client.channel import ChannelSecurity
 from outrider_client.generation import Chunk, Transcript
-from outrider_client.requests import GenerateOptions, Prompt, generate_request
+from outrider_client.requests import GenerateOptions
 from outrider_client.retries import Replicas, ResumableCall
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -102,8 +102,8 @@ class BaseClient(Generic[_Channel]):
         view._metadata = (*others, *ChannelSecurity(token=token).metadata)
         return view
 
-    def _resumable_call(self, prompt: Prompt, options: GenerateOptions) -> ResumableCall:
-        return ResumableCall(generate_request(prompt, options), self._replicas, options)
+    def _resumable_call(self, request: verifier_pb2.GenerateRequest, options: GenerateOptions) -> ResumableCall:
+        return ResumableCall(request, self._replicas, options)
 
     def _opener(self, methods: Sequence[Callable[..., _Call]], resumable: ResumableCall) -> OpenCall[_Call]:
         """Returns the function that opens the calls of a generation; `methods` has the method of each replica."""

@@ -33,7 +33,7 @@ from outrider_client.channel import ChannelSecurity, SecurityOptions, open_block
 from outrider_client.chats import ChatOptions
 from outrider_client.errors import Cancelled, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result
-from outrider_client.requests import GenerateOptions, Prompt, prompt_message
+from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
 from outrider_client.retries import ResumableCall, RetryState
 
 _T = TypeVar("_T")
@@ -167,7 +167,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> BlockingGeneration:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        resumable = self._resumable_call(prompt, options)
+        resumable = self._resumable_call(generate_request(prompt, options), options)
         return BlockingGeneration(resumable, self._opener([stub.Generate for stub in self._stubs], resumable))
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:

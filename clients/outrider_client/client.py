@@ -27,7 +27,7 @@ from outrider_client.channel import ChannelSecurity, SecurityOptions, open_aio
 from outrider_client.chats import ChatOptions
 from outrider_client.errors import Cancelled, Internal, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result
-from outrider_client.requests import GenerateOptions, Prompt, prompt_message
+from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
 from outrider_client.retries import ResumableCall, RetryState
 
 _T = TypeVar("_T")
@@ -177,7 +177,12 @@ class Client(BaseClient[grpc.aio.Channel]):
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        resumable = self._resumable_call(prompt, options)
+        return self.generation_of(generate_request(prompt, options), options)
+
+    def generation_of(self, request: verifier_pb2.GenerateRequest, options: GenerateOptions) -> Generation:
+        """Starts a generation as `generate` does. `request`: what `generate_request` has made of a prompt and these
+        options; that may be done in a thread, where it is so large that others on the event loop would wait."""
+        resumable = self._resumable_call(request, options)
         return Generation(resumable, self._opener([stub.Generate for stub in self._stubs], resumable))
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:

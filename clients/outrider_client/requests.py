@@ -25,8 +25,9 @@ from outrider_client.tool_grammar import tool_call_structure
 
 _M = TypeVar("_M", bound=Message)
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage | Mapping[str, Any]]
-"""Text, token ids, or a chat: messages, or dicts in OpenAI's shape, with `role` and `content`."""
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage | Mapping[str, Any]] | verifier_pb2.Prompt
+"""Text, token ids, or a chat: messages, or dicts in OpenAI's shape, with `role` and `content`. Or one of these as
+`prompt_message` has made it."""
 
 
 class GenerateOptions(ChatOptions, total=False):
@@ -293,6 +294,8 @@ def prompt_message(prompt: Prompt, options: ChatOptions) -> verifier_pb2.Prompt:
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - CHAT_OPTIONS:
         raise _unexpected("tokenize", min(unknown), CHAT_OPTIONS)
+    if isinstance(prompt, verifier_pb2.Prompt) and not given:
+        return prompt
     if not isinstance(prompt, str | Iterable):
         raise TypeError(f"{_PROMPT_RULE}, got {type(prompt).__name__}")
     items = [] if isinstance(prompt, str) else list(prompt)

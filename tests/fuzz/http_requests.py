@@ -260,14 +260,14 @@ def _strange(random: Random) -> Any:
 
 # Heads and framing.
 
+JSON = "content-type: application/json"
+
 
 def _request(path: Path, random: Random, head: Callable[..., bytes] | None = None) -> bytes:
     body = _json(path, random)
     if head is not None:
         return head(path, random, body)
-    fields = ["host: localhost", *([f"content-length: {len(body)}"] if path.method == "POST" else [])]
-    if path.name == "lab":
-        fields.append("content-type: application/json")  # there it is what a page of another origin may not send
+    fields = ["host: localhost", *([JSON, f"content-length: {len(body)}"] if path.method == "POST" else [])]
     return _head(f"{path.method} {path.path} HTTP/1.1", fields) + body
 
 
@@ -295,7 +295,8 @@ def _other_head(path: Path, random: Random, body: bytes) -> bytes:
             body = _chunked(body, random)
         case 5:
             more = "\r\n".join(random.sample(FIELDS, 4))
-    return _head(line, [field for field in ("host: localhost", length, more) if field]) + body
+    # Where it is among the others there are two.
+    return _head(line, [field for field in ("host: localhost", JSON, length, more) if field]) + body
 
 
 LENGTHS = (-1, -20, 1, 1000, 2**31, "-1", "x", "1e3", "0x10", "+5", "9" * 30, "5, 5", "")

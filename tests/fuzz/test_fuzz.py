@@ -117,7 +117,8 @@ def test_requests_are_wrong_in_every_way_and_good_now_and_then() -> None:
     num_good, fields = 0, set()
     for number in range(2000):
         head, _, body = b"".join(make_http_call(path, 1, number).pieces).partition(b"\r\n\r\n")
-        if head == f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}".encode():
+        begin = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+        if head == f"{begin}\r\ncontent-length: {len(body)}".encode():
             try:
                 fields |= json.loads(body).keys()
                 num_good += 1

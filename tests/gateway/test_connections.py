@@ -15,8 +15,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from outrider.gateway import bodies, run, streams
+from outrider.gateway import bodies, connections, run, streams
 from outrider.gateway.bodies import ClientGone
+from outrider.gateway.intake import Intake
 from outrider.gateway.outputs import unless_gone
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from tests.support.fake_verifier import FakeVerifier, chunk, finished, saying, started, until_cancelled
@@ -75,8 +76,8 @@ async def asked(gateway: RunningGateway, body: dict[str, Any]) -> tuple[asyncio.
     host, _, port = gateway.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     content = json.dumps({"prompt": "a", **body}).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
-    writer.write(head.encode() + content)
+    fields = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    writer.write(f"POST {COMPLETIONS} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)
     return reader, writer
 
 
@@ -141,16 +142,19 @@ async def test_a_body_that_does_not_come_is_408(gateway: RunningGateway) -> None
     async def never() -> bodies.Message:
         return await asyncio.Future()
 
-    scope = {"type": "http", "headers": []}
+    async def admit() -> None:
+        pass
+
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
     with pytest.raises(bodies.ApiError) as failed:
-        await bodies.json_object(scope, never, 1000, timeout_s=0.01)
+        await bodies.read_body(scope, never, Intake(1000).hold(), 1000, admit, timeout_s=0.01)
     assert failed.value.status == 408
 
 
 async def test_a_head_that_does_not_come_closes_the_connection(
     verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.05)
     async with running_gateway(verifier.address) as gateway:
         host, _, port = gateway.address.rpartition(":")
         for begun in (b"", b"GET / HTTP/1.1\r\nhost: x\r\n"):
@@ -286,9 +290,10 @@ async def test_counts_are_those_of_what_was_answered(gateway: RunningGateway) ->
 async def test_a_page_of_an_allowed_origin_may_call(verifier: FakeVerifier) -> None:
     async with running_gateway(verifier.address, allow_origin="https://a.example") as gateway:
         for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
-            for path in ("/v1/models", "/nothing"):
+            for path, status in (("/v1/models", 200), ("/nothing", 404)):
                 answered = await gateway.http.get(path, headers={"origin": origin})
                 assert answered.headers.get("access-control-allow-origin") == allowed
+                assert answered.status_code == (status if allowed else 403)
 
 
 def test_a_port_in_use_is_one_line() -> None:

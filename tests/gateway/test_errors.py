@@ -170,10 +170,11 @@ async def test_what_changes_nothing_is_taken(real: RunningGateway, given: dict[s
     [
         (b"{", "must be JSON"),
         (b"[]", "must be a JSON object"),
-        (b'{"temperature": NaN}', "NaN is no number"),
-        (b'{"prompt": "\xff"}', "not at byte 12"),
-        (b'{"prompt": "\\ud800"}', "surrogate"),
-        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested"),
+        (b'{"temperature": NaN}', "expected value at line 1 column 17"),
+        (b'{"prompt": "\xff"}', "invalid unicode code point"),
+        (b'{"prompt": "\\ud800"}', "hex escape"),
+        (b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "recursion limit"),
+        (b'{"' + b"x" * 2000 + b'": 1}', "names of at most 1024 characters"),
     ],
 )
 @pytest.mark.asyncio(loop_scope="module")
@@ -210,10 +211,29 @@ async def test_an_unknown_model_is_404_with_its_name(real: RunningGateway) -> No
     assert response.json()["error"]["code"] == "model_not_found"
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "application/json; charset=utf-16",
+    ],
+)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_form_of_another_page_is_no_request(real: RunningGateway) -> None:
-    response = await real.http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+async def test_what_a_page_may_send_without_asking_first_is_no_request(real: RunningGateway, kind: str | None) -> None:
+    head = {} if kind is None else {"content-type": kind}
+    response = await real.http.post("/v1/completions", content=b'{"prompt": "a"}', headers=head)
     assert response.status_code == 415
+    assert "content-type must" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=UTF-8", "Application/JSON", "application/vnd.x+json"])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_json_is_taken_by_all_of_its_names(real: RunningGateway, kind: str) -> None:
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    assert (await real.http.post("/v1/completions", content=body, headers={"content-type": kind})).status_code == 200
 
 
 async def test_a_body_over_the_limit_is_413_before_it_is_read(verifier: FakeVerifier) -> None:

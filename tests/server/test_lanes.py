@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2
 
 from outrider.server.lanes import Lane
 from outrider.wire.errors import ResourceExhausted
+from tests.support.waiting import until
 
 
 class Held:
@@ -37,8 +38,7 @@ async def waiting_behind(
 ) -> tuple[asyncio.Task[str], list[asyncio.Task[str]]]:
     """A request that runs, and others that wait for its thread: each by caller, name and size."""
     running = asyncio.create_task(lane.run(held.work("first"), "somebody"))
-    while not held.begun:
-        await asyncio.sleep(0)
+    await until(lambda: held.begun)
     others = []
     for caller, name, num_bytes in requests:
         others.append(asyncio.create_task(lane.run(held.work(name), caller, num_bytes)))

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
@@ -18,7 +19,7 @@ from outrider.gateway.bodies import ClientGone
 from outrider.gateway.chat_completions import chat_completions
 from outrider.gateway.completions import completions
 from outrider.gateway.errors import ApiError, from_upstream
-from outrider.gateway.exchange import REQUEST_ID, Exchange, Gateway
+from outrider.gateway.exchange import ABORT, REQUEST_ID, Exchange, Gateway
 from outrider.gateway.lab import lab_action, lab_state
 from outrider.gateway.messages import count_tokens, messages
 from outrider.gateway.models import detokenize, model, models, tokenize
@@ -26,6 +27,7 @@ from outrider.gateway.openapi import openapi
 from outrider.gateway.page.load import load
 from outrider.gateway.page.routes import file, index
 from outrider.gateway.responses import responses
+from outrider.gateway.sites import check_site
 from outrider.gateway.streams import answer
 from outrider.server.export import ServiceMetrics
 from outrider.telemetry.tracing import CANCELLED, traced_request
@@ -41,17 +43,21 @@ ANTHROPIC_REQUEST_ID = "request-id"
 """Header by which Anthropic's clients know a request."""
 ROUTE = "outrider.route"
 """Key of a request's scope: the pattern of its route, for the counts."""
-ABORT = "outrider.abort"
-"""Key of a request's scope: breaks its connection."""
 
 
 def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
     """Returns the application of a gateway. `metrics`: where /metrics are read."""
 
     async def tell_metrics(exchange: Exchange) -> None:
+        if gateway.settings.peer_token_file:
+            # The verifier asks for tokens, and what its callers do is their business.
+            await exchange.upstream.admit(exchange.token)
         # In a thread: it reads files of the process, too.
         body = await asyncio.to_thread(metrics.text)
-        fields = [(b"content-type", b"text/plain; version=1.0.0; charset=utf-8")]
+        fields = [
+            (b"content-type", b"text/plain; version=1.0.0; charset=utf-8"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
         await exchange.send({"type": "http.response.start", "status": 200, "headers": fields})
         await exchange.send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -103,8 +109,11 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE].append(self._path)
-        exchange = Exchange(self._gateway, scope, receive, send)
-        if scope["method"] != "POST":
+        with self._gateway.intake.hold() as holding:
+            await self._serve(Exchange(self._gateway, scope, receive, send, holding))
+
+    async def _serve(self, exchange: Exchange) -> None:
+        if exchange.scope["method"] != "POST":
             await self._handler(exchange)
             return
         with traced_request(f"POST {self._path}", exchange.headers.get("traceparent", "")) as span:
@@ -123,7 +132,7 @@ class _Front:
     """Answers what fails, counts what is answered, and logs it. Stands around everything."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app, self._metrics = app, gateway.metrics
+        self._app, self._metrics, self._settings = app, gateway.metrics, gateway.settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -143,6 +152,7 @@ class _Front:
             await send(message)
 
         try:
+            check_site(Headers(scope=scope), self._settings)
             await self._app(scope, receive, told)
         except ClientGone:
             self._metrics.num_disconnects += 1

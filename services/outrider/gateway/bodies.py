@@ -1,51 +1,80 @@
-"""Bodies of requests: bytes within their limits of size and time, as JSON objects."""
+"""Bodies of requests: bytes within their limits of size, time and memory, as JSON objects."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any, NoReturn
+import re
+from collections.abc import Awaitable, Callable
+from email.message import Message as Fields
+from typing import Any
 
+from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from outrider.gateway.errors import ApiError
+from outrider.gateway.intake import BYTE_COST, Holding
 
 BODY_TIMEOUT_S = 30.0
 """Longest time for a body to arrive, in seconds."""
+SMALL_BYTES = 64 << 10
+"""A body up to this size is read whoever sends it, and worked through on the event loop."""
+MAX_PARTS = 100_000
+"""Most lists, objects and names of a body. Whatever parses them keeps all others waiting until it has made the last
+one: these take some 20 ms."""
+MAX_NAME_LEN = 1024
+"""Longest name of a parameter: what is unknown is compared with what is known."""
+_PARTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{:]', re.DOTALL)
+"""A string, also one that does not end; or the beginning of a list or an object, or the end of a name."""
 
 
 class ClientGone(Exception):
     """The client has closed its connection: nobody is there to be answered."""
 
 
-async def json_object(
-    scope: Scope, receive: Receive, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S
-) -> dict[str, Any]:
-    """Reads the body of a request, a JSON object.
+async def read_body(
+    scope: Scope,
+    receive: Receive,
+    holding: Holding,
+    max_bytes: int,
+    admit: Callable[[], Awaitable[None]],
+    timeout_s: float = BODY_TIMEOUT_S,
+) -> bytes:
+    """Reads the body of a request, which says that it is JSON.
+
+    Args:
+        scope: The request.
+        receive: Tells of its body.
+        holding: Counts its memory.
+        max_bytes: Largest size.
+        admit: Raises an error for a caller that may not call here. Awaited before more than SMALL_BYTES are read.
+        timeout_s: Longest time until it is there.
 
     Raises:
-        ApiError: It is none, or larger than `max_bytes`, or not there within `timeout_s`.
+        ApiError: It is none, or too large, or not there in time, or there is no room for it.
         ClientGone: The client has gone while it sent it.
     """
     headers = Headers(scope=scope)
-    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    # A page of another origin may send forms and plain text without asking first: they are no requests here.
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError(415, f"content-type must be application/json, got {kind}", code="unsupported_media_type")
-    try:
-        async with asyncio.timeout(timeout_s):
-            body = await _read(receive, headers, max_bytes)
-    except TimeoutError:
-        raise ApiError(408, f"the body must arrive within {timeout_s:g} s", code="request_timeout") from None
-    return parsed(body)
-
-
-async def _read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    _check_type(headers.get("content-type", ""))
     told = headers.get("content-length", "")
-    if told.isdecimal() and int(told) > max_bytes:
+    if told.isdecimal() and int(told[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    parts, size = [], 0
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            holding.offer(lambda: deadline.reschedule(0))
+            if told.isdecimal() and int(told[:20]) > SMALL_BYTES:
+                await admit()
+            return await _read(receive, holding, max_bytes, admit)
+    except TimeoutError:
+        if holding.has_given_way:
+            raise no_room() from None
+        raise ApiError(408, f"the body must arrive within {timeout_s:g} s", code="request_timeout") from None
+    finally:
+        holding.keep()
+
+
+async def _read(receive: Receive, holding: Holding, max_bytes: int, admit: Callable[[], Awaitable[None]]) -> bytes:
+    parts, size, is_admitted = [], 0, False
     while True:
         message: Message = await receive()
         if message["type"] == "http.disconnect":
@@ -54,44 +83,65 @@ async def _read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
         size += len(part)
         if size > max_bytes:
             raise _too_large(max_bytes)
+        holding.set(BYTE_COST * size)
+        if holding.has_given_way:
+            raise no_room()
+        if size > SMALL_BYTES and not is_admitted:
+            await admit()
+            is_admitted = True
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def _check_type(given: str) -> None:
+    """Raises ApiError unless a content-type is that of JSON. A page of another origin may send without asking first
+    what is no JSON, and what has no type."""
+    if not given:
+        raise ApiError(415, "content-type must be application/json, and there is none", code="unsupported_media_type")
+    fields = Fields()
+    fields["content-type"] = given
+    kind, charset = fields.get_content_type(), str(fields.get_param("charset", "utf-8")).lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(415, f"content-type must be application/json, got {given}", code="unsupported_media_type")
+    if charset not in ("utf-8", "utf8", "us-ascii"):
+        raise ApiError(415, f"content-type must have no charset but utf-8, got {given}", code="unsupported_media_type")
 
 
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"the body must have at most {max_bytes} bytes (--max-body-bytes)", code="request_too_large")
 
 
+def no_room() -> ApiError:
+    """Returns the error of a request for which there is no memory now."""
+    message = "the gateway has no room for this request now: others take all of its memory"
+    return ApiError(503, message, code="unavailable", headers={"retry-after": "1"})
+
+
+def num_parts(body: bytes) -> int:
+    """Returns the number of lists, objects and names of a body; one above MAX_PARTS means that there are too many."""
+    count = 0
+    # Not one call for all: it would keep others waiting.
+    for found in _PARTS.finditer(body):
+        count += body[found.start()] != 0x22
+        if count > MAX_PARTS:
+            break
+    return count
+
+
 def parsed(body: bytes) -> dict[str, Any]:
     """Returns the JSON object that a body holds. Raises ApiError."""
+    if num_parts(body) > MAX_PARTS:
+        raise ApiError(
+            413, f"the body must have at most {MAX_PARTS} lists, objects and names together", code="request_too_large"
+        )
     try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body must be UTF-8, and is not at byte {error.start}", code="invalid_json") from None
-    try:
-        value = json.loads(text, parse_constant=_no_constant)
-    except RecursionError:
-        raise ApiError(400, "the body must not be nested so deeply", code="invalid_json") from None
-    except ValueError as error:  # also a number of thousands of digits
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
         raise ApiError(400, f"the body must be JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, f"the body must be a JSON object, got a {type(value).__name__}", code="invalid_json")
-    _check_surrogates(text, value)
+    if len(longest := max(value, key=len, default="")) > MAX_NAME_LEN:
+        message = f"the body must have names of at most {MAX_NAME_LEN} characters, got one of {len(longest)}"
+        raise ApiError(400, message, code="invalid_json")
     return value
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _check_surrogates(text: str, value: object) -> None:
-    """Raises ApiError if an escape sequence in the text is half of a character, which no UTF-8 can hold."""
-    if "\\ud" not in text and "\\uD" not in text:
-        return
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ApiError(400, "the body has half of a surrogate pair, which is no text", code="invalid_json") from None
-    except RecursionError:
-        raise ApiError(400, "the body must not be nested so deeply", code="invalid_json") from None

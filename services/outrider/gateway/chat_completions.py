@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from outrider.gateway import logprobs, reports
@@ -10,7 +11,7 @@ from outrider.gateway.answers import ChoicesAnswer
 from outrider.gateway.asks import chat_ask
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
-from outrider.gateway.parameters import ChatParameters, checked
+from outrider.gateway.parameters import ChatParameters
 from outrider.gateway.replies import (
     BegunCall,
     Ended,
@@ -29,8 +30,8 @@ from outrider_client.generation import Chunk, Result
 
 async def chat_completions(exchange: Exchange) -> None:
     """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    given = checked(ChatParameters, await exchange.json())
-    await exchange.generate(chat_ask(given, exchange.tool_call_format), ChatAnswer, given.model)
+    given, ask = await exchange.asked(ChatParameters, partial(chat_ask, tool_call_format=exchange.tool_call_format))
+    await exchange.generate(ask, ChatAnswer, given.model)
 
 
 class ChatAnswer(ChoicesAnswer):

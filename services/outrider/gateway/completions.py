@@ -10,15 +10,15 @@ from outrider.gateway.answers import ChoicesAnswer
 from outrider.gateway.asks import completion_ask
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
-from outrider.gateway.parameters import CompletionParameters, checked
+from outrider.gateway.parameters import CompletionParameters
 from outrider.gateway.streams import DONE, EventStream, TextEvents, event_of
 from outrider_client.generation import Chunk, Result
 
 
 async def completions(exchange: Exchange) -> None:
     """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    given = checked(CompletionParameters, await exchange.json())
-    await exchange.generate(completion_ask(given), CompletionAnswer, given.model)
+    given, ask = await exchange.asked(CompletionParameters, completion_ask)
+    await exchange.generate(ask, CompletionAnswer, given.model)
 
 
 class CompletionAnswer(ChoicesAnswer):

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from outrider.wire.errors import shortened
 from outrider_client.errors import InvalidArgument, OutriderError, ResourceExhausted, Unavailable
 
 
@@ -38,7 +39,9 @@ class ApiError(Exception):
             headers: More headers of the answer.
         """
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        # They may quote a request.
+        self.message, self.param = shortened(message), None if param is None else shortened(param)
+        self.status, self.code = status, code
         self.headers = dict(headers or {})
 
     @property

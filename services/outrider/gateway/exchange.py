@@ -5,24 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from outrider.gateway.answers import Answer
 from outrider.gateway.asks import Ask
-from outrider.gateway.bodies import json_object
+from outrider.gateway.bodies import SMALL_BYTES, no_room, num_parts, parsed, read_body
 from outrider.gateway.errors import from_upstream
+from outrider.gateway.intake import BYTE_COST, PART_COST, Holding, Intake
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.outputs import Outputs, unless_gone
+from outrider.gateway.parameters import Parameters, checked
 from outrider.gateway.settings import GatewaySettings
 from outrider.gateway.streams import EventStream, answer
 from outrider.gateway.upstream import Upstream, caller_token
+from outrider.server.lanes import Lane
+from outrider.wire.errors import ResourceExhausted
 from outrider_client.client import Client
 from outrider_client.errors import OutriderError
 
 REQUEST_ID = "x-request-id"
+ABORT = "outrider.abort"
+"""Key of a request's scope: breaks its connection."""
+
+_P = TypeVar("_P", bound=Parameters)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -34,12 +44,21 @@ class Gateway:
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     is_draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the gateway is to end: what lasts without end ends then."""
+    large: Lane = field(default_factory=lambda: Lane("large requests", 1))
+    """Works large bodies through, one after the other: Python would not work at two at a time."""
+
+    @cached_property
+    def intake(self) -> Intake:
+        """The memory that all requests take."""
+        return Intake(self.settings.max_body_bytes)
 
 
 class Exchange:
     """Holds a request, and answers it."""
 
-    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send, holding: Holding) -> None:
+        """`holding`: counts its memory, until it is answered."""
+        self._holding, self._is_large = holding, False
         self.gateway, self.scope, self.receive, self.send = gateway, scope, receive, send
         self.headers = Headers(scope=scope)
         self.upstream, self.metrics, self.settings = gateway.upstream, gateway.metrics, gateway.settings
@@ -54,9 +73,40 @@ class Exchange:
         """Returns a client that calls with the caller's token. Raises ApiError."""
         return self.upstream.for_caller(self.token)
 
-    async def json(self) -> dict[str, Any]:
-        """Returns the body. Raises ApiError, ClientGone."""
-        return await json_object(self.scope, self.receive, self.settings.max_body_bytes)
+    async def asked(self, kind: type[_P], make: Callable[[_P], _T]) -> tuple[_P, _T]:
+        """Returns the body as a request of a kind, and what `make` makes of that. Raises ApiError, OutriderError,
+        ClientGone."""
+
+        def both(values: dict[str, Any]) -> tuple[_P, _T]:
+            given = checked(kind, values)
+            return given, make(given)
+
+        return await self.body(both)
+
+    async def body(self, make: Callable[[dict[str, Any]], _T]) -> _T:
+        """Returns what `make` makes of the body, a JSON object. Raises ApiError, OutriderError, ClientGone."""
+        body = await read_body(self.scope, self.receive, self._holding, self.settings.max_body_bytes, self._admit)
+        size, self._is_large = len(body), len(body) > SMALL_BYTES
+        made, count = await self.heavy(lambda: (make(parsed(body)), num_parts(body)))
+        self._holding.offer()
+        self._holding.set(BYTE_COST * size + PART_COST * count)
+        self._holding.keep()
+        if self._holding.has_given_way:
+            raise no_room()
+        return made
+
+    async def heavy(self, work: Callable[[], _T]) -> _T:
+        """Returns what `work` returns, or raises what it raises, called in a thread if the body is large. Raises
+        ApiError if too many are."""
+        if not self._is_large:
+            return work()
+        try:
+            return await self.gateway.large.run(work, self.token or str(self.scope["client"]), self._holding.num_bytes)
+        except ResourceExhausted:
+            raise no_room() from None
+
+    async def _admit(self) -> None:
+        await self.upstream.admit(self.token)
 
     async def answer(self, value: object, status: int = 200) -> None:
         """Answers with JSON."""
@@ -65,9 +115,9 @@ class Exchange:
     async def generate(self, ask: Ask, kind: Callable[..., Answer], asked_model: str | None) -> None:
         """Generates what is asked for and answers with it. Raises ApiError, OutriderError, ClientGone."""
         client = self.client()
-        async with Outputs(client, ask) as outputs:
+        async with Outputs(client, ask, self.heavy) as outputs:
             try:
-                made = await unless_gone(self.receive, self._begin(client, ask, outputs, kind, asked_model))
+                made = await unless_gone(self.receive, self._begin(ask, outputs, kind, asked_model))
                 headers = {REQUEST_ID: outputs.session_id}
                 if ask.stream is not None:
                     stream = EventStream(self.receive, self.send, self.settings.stall_timeout_s, made.ping)
@@ -82,10 +132,10 @@ class Exchange:
             finally:
                 self.metrics.count(outputs.generations)
 
-    async def _begin(
-        self, client: Client, ask: Ask, outputs: Outputs, kind: Callable[..., Answer], asked_model: str | None
-    ) -> Answer:
+    async def _begin(self, ask: Ask, outputs: Outputs, kind: Callable[..., Answer], asked_model: str | None) -> Answer:
         model = await self.upstream.served_model(asked_model, self.token)
         await outputs.start()
-        num_predicted = len(await client.tokenize(ask.prediction)) if ask.prediction else None
+        # Where the gateway has a token of its own, by that: for the caller it is one request.
+        own = self.upstream.own(self.token)
+        num_predicted = len(await own.tokenize(ask.prediction)) if ask.prediction else None
         return kind(self.upstream, ask, model, outputs.session_id, num_predicted)

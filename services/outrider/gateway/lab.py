@@ -6,11 +6,10 @@ import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from outrider.gateway.errors import ApiError, invalid, shown
 from outrider.gateway.exchange import Exchange
-from outrider.security.addresses import is_loopback
+from outrider.gateway.sites import check_host, check_origin
 
 TIMEOUT_S = 10.0
 ACTIONS = ("kill_speculator", "set_delay")
@@ -27,18 +26,10 @@ async def lab_action(exchange: Exchange) -> None:
     """Breaks something, for a page of this very gateway on this machine alone. Raises ApiError."""
     if not exchange.settings.lab_socket:
         raise ApiError(404, "there is nothing to break here: no --lab-socket", code="not_found")
-    _check_origin(exchange)
-    await exchange.answer(await _asked(exchange.settings.lab_socket, _action(await exchange.json())))
-
-
-def _check_origin(exchange: Exchange) -> None:
-    # A name that another site has pointed at this machine is no loopback host, and its pages have another origin.
-    host = exchange.headers.get("host", "")
-    origin = exchange.headers.get("origin")
-    if not is_loopback(host) or (origin is not None and urlsplit(origin).netloc != host):
-        raise ApiError(403, "only the page of this gateway, on this machine, may do this", code="permission_denied")
-    if exchange.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise ApiError(415, "content-type must be application/json", code="unsupported_media_type")
+    # Whoever else may use the gateway may not break it.
+    check_host(exchange.headers)
+    check_origin(exchange.headers)
+    await exchange.answer(await _asked(exchange.settings.lab_socket, await exchange.body(_action)))
 
 
 def _action(given: Mapping[str, Any]) -> dict[str, Any]:

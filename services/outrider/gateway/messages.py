@@ -17,7 +17,7 @@ from outrider.gateway.exchange import Exchange
 from outrider.gateway.message_asks import message_ask, message_prompt
 from outrider.gateway.models import token_ids_of
 from outrider.gateway.outputs import Outputs
-from outrider.gateway.parameters import MessageChat, MessageParameters, checked
+from outrider.gateway.parameters import MessageChat, MessageParameters
 from outrider.gateway.replies import BegunCall, Ended, NumberedCall
 from outrider.gateway.streams import EventStream, event_of
 
@@ -27,16 +27,15 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 async def messages(exchange: Exchange) -> None:
     """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    given = checked(MessageParameters, await exchange.json())
-    ask = message_ask(given, exchange.tool_call_format)
+    make = partial(message_ask, tool_call_format=exchange.tool_call_format)
+    given, ask = await exchange.asked(MessageParameters, make)
     await exchange.generate(ask, partial(MessageAnswer, given.max_tokens), given.model)
 
 
 async def count_tokens(exchange: Exchange) -> None:
     """Returns the number of tokens that a request has for the model. Raises ApiError, ClientGone."""
-    given = checked(MessageChat, await exchange.json())
+    given, (chat, options, names) = await exchange.asked(MessageChat, message_prompt)
     await exchange.upstream.served_model(given.model, exchange.token)
-    chat, options, names = message_prompt(given)
     await exchange.answer({"input_tokens": len(await token_ids_of(exchange, chat, options, names))})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from outrider.gateway.asks import CHAT_NAMES, completion_prompts
@@ -11,7 +12,7 @@ from outrider.gateway.outputs import unless_gone
 from outrider.gateway.parameters import DetokenizeParameters, TokenizeParameters, checked
 from outrider_client.chats import ChatOptions
 from outrider_client.errors import OutriderError
-from outrider_client.requests import Prompt
+from outrider_client.requests import Prompt, prompt_message
 
 
 async def models(exchange: Exchange) -> None:
@@ -47,20 +48,7 @@ async def _listed(exchange: Exchange) -> list[dict[str, Any]]:
 
 async def tokenize(exchange: Exchange) -> None:
     """Returns the tokens of a text or a chat, in vLLM's shape. Raises ApiError."""
-    given = checked(TokenizeParameters, await exchange.json())
-    if (given.prompt is None) == (given.messages is None):
-        raise invalid("prompt", "must be set, or messages in its place", code="missing_required_parameter")
-    options = ChatOptions()
-    prompt: Prompt
-    if given.messages is None:
-        (prompt, *more) = completion_prompts(given.prompt)
-        if more:
-            raise invalid("prompt", "must be one text here")
-    else:
-        prompt = given.messages
-        for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
-            if (value := getattr(given, name)) is not None:
-                options[name] = value
+    given, (prompt, options) = await exchange.asked(TokenizeParameters, _prompt)
     names = FieldNames() if given.messages is None else FieldNames(CHAT_NAMES)
     token_ids = await token_ids_of(exchange, prompt, options, names)
     told: dict[str, Any] = {
@@ -75,10 +63,27 @@ async def tokenize(exchange: Exchange) -> None:
     await exchange.answer(told)
 
 
+def _prompt(given: TokenizeParameters) -> tuple[Prompt, ChatOptions]:
+    """Returns the prompt of a request, and the options of a chat. Raises ApiError."""
+    if (given.prompt is None) == (given.messages is None):
+        raise invalid("prompt", "must be set, or messages in its place", code="missing_required_parameter")
+    options = ChatOptions()
+    if given.messages is None:
+        (prompt, *more) = completion_prompts(given.prompt)
+        if more:
+            raise invalid("prompt", "must be one text here")
+        return prompt, options
+    for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        if (value := getattr(given, name)) is not None:
+            options[name] = value
+    return given.messages, options
+
+
 async def token_ids_of(exchange: Exchange, prompt: Prompt, options: ChatOptions, names: FieldNames) -> list[int]:
     """Returns the tokens of a prompt. `names`: those of its fields in the request. Raises ApiError, ClientGone."""
     try:
-        return await unless_gone(exchange.receive, exchange.client().tokenize(prompt, **options))
+        message = await exchange.heavy(partial(prompt_message, prompt, options))
+        return await unless_gone(exchange.receive, exchange.client().tokenize(message))
     except (TypeError, ValueError) as error:
         raise from_option(error, names) from None
     except OutriderError as error:
@@ -87,7 +92,7 @@ async def token_ids_of(exchange: Exchange, prompt: Prompt, options: ChatOptions,
 
 async def detokenize(exchange: Exchange) -> None:
     """Returns the text of tokens, in vLLM's shape. Raises ApiError."""
-    given = checked(DetokenizeParameters, await exchange.json())
+    given = await exchange.body(partial(checked, DetokenizeParameters))
     try:
         text = await exchange.client().detokenize(given.tokens)
     except OutriderError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -15,12 +16,15 @@ from outrider.gateway.bodies import ClientGone
 from outrider.gateway.errors import from_option
 from outrider_client.client import Client, Generation
 from outrider_client.generation import Chunk, Result
+from outrider_client.requests import generate_request
 
 _T = TypeVar("_T")
 
 MAX_PARALLEL = 16
 """Most prompts of one request that are generated at a time."""
 
+Heavy: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Returns what a function returns, or raises what it raises."""
 Event: TypeAlias = tuple[int, Chunk | Result]
 """The number of a text among all of the request, and what has come of it: a chunk, or last its result. All texts of a
 prompt come before those of the next one in the numbering."""
@@ -29,8 +33,9 @@ prompt come before those of the next one in the numbering."""
 class Outputs:
     """Generates what a request asks for: an async iterator of events. Leaving `async with` ends all the work."""
 
-    def __init__(self, client: Client, ask: Ask) -> None:
-        self._client, self._ask = client, ask
+    def __init__(self, client: Client, ask: Ask, heavy: Heavy) -> None:
+        """`heavy`: calls what may take long, if the request is large."""
+        self._client, self._ask, self._heavy = client, ask, heavy
         self._exits = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self.generations: list[Generation] = []
@@ -63,8 +68,10 @@ class Outputs:
         return chunks, [results[index] for index in range(self.num_choices)]
 
     async def _begin(self, index: int) -> Generation:
+        options = self._ask.options
         try:
-            generation = self._client.generate(self._ask.prompts[index], **self._ask.options)
+            request = await self._heavy(partial(generate_request, self._ask.prompts[index], options))
+            generation = self._client.generation_of(request, options)
         except (TypeError, ValueError) as error:
             raise from_option(error, self._ask.names) from None
         self.generations.append(generation)

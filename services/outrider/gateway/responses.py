@@ -13,7 +13,7 @@ from outrider.gateway.blocks import CallBegun, CallDone, CallGrown, TextBegun, T
 from outrider.gateway.errors import ApiError
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
-from outrider.gateway.parameters import ResponseParameters, checked
+from outrider.gateway.parameters import ResponseParameters
 from outrider.gateway.replies import BegunCall, Ended, NumberedCall
 from outrider.gateway.response_asks import response_ask
 from outrider.gateway.streams import EventStream, event_of
@@ -24,8 +24,8 @@ Event = dict[str, Any]
 
 async def responses(exchange: Exchange) -> None:
     """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    given = checked(ResponseParameters, await exchange.json())
-    ask = response_ask(given, exchange.tool_call_format)
+    make = partial(response_ask, tool_call_format=exchange.tool_call_format)
+    given, ask = await exchange.asked(ResponseParameters, make)
     await exchange.generate(ask, partial(ResponseAnswer, given), given.model)
 
 

@@ -13,15 +13,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from outrider.gateway.app import ABORT, make_app
-from outrider.gateway.bodies import BODY_TIMEOUT_S
-from outrider.gateway.errors import ApiError
+from outrider.gateway.app import make_app
+from outrider.gateway.connections import Connection
 from outrider.gateway.exchange import Gateway
 from outrider.gateway.settings import GatewaySettings
 from outrider.gateway.upstream import Upstream
@@ -31,11 +30,8 @@ from outrider.server.process import announce, freeze_gc, signals
 
 log = structlog.get_logger(__name__)
 
-HEAD_TIMEOUT_S = 10.0
-"""Longest time for the head of a request to arrive, from the connection or its first byte on, in seconds."""
 KEEP_ALIVE_S = 75
 """Time for which a connection without a request stays open, in seconds: longer than clients keep theirs."""
-MAX_HEAD_BYTES = 64 << 10
 BACKLOG = 1024
 TROUBLE_PERIOD_S = 60.0
 """Shortest time between two warnings of one kind about what clients send, in seconds."""
@@ -82,8 +78,9 @@ class GatewayServer:
         self.metrics = ServiceMetrics(
             self.gateway.metrics.read, settings.metrics_listen, lambda: not is_draining.is_set()
         )
+        connection = cast(type[asyncio.Protocol], partial(Connection, intake=self.gateway.intake))
         config = uvicorn.Config(
-            make_app(self.gateway, self.metrics), http=_Connection, ws="none", lifespan="off", loop="asyncio",
+            make_app(self.gateway, self.metrics), http=connection, ws="none", lifespan="off", loop="asyncio",
             log_config=None, access_log=False, proxy_headers=False, server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
         )  # fmt: skip
@@ -154,60 +151,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Captures none."""
         yield
-
-
-class _Connection(HttpToolsProtocol):
-    """A connection that must not take its time with a request: uvicorn would wait for its head for ever."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins the wait for the first request."""
-        super().connection_made(transport)
-        self._head_bytes = 0
-        self._deadline: asyncio.TimerHandle | None = None
-        self._expect(HEAD_TIMEOUT_S)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Ends all waiting."""
-        self._expect(None)
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        """Begins the wait for the rest of the head."""
-        self._head_bytes = 0
-        self._expect(HEAD_TIMEOUT_S)
-        super().on_message_begin()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a field of the head, if there is room."""
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self.transport.abort()
-            return
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """Begins the wait for the body, which ends a little after the reader of the body has answered by itself."""
-        self._expect(BODY_TIMEOUT_S + HEAD_TIMEOUT_S)
-        super().on_headers_complete()
-        cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
-
-    def on_message_complete(self) -> None:
-        """Ends the wait: all has come."""
-        self._expect(None)
-        super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP."""
-        body = ApiError(400, "this is no valid request of HTTP", code="invalid_request").body
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
-        self.transport.close()
-
-    def _expect(self, timeout_s: float | None) -> None:
-        """Aborts after that time, unless something else is expected before; None: nothing is."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = None if timeout_s is None else self.loop.call_later(timeout_s, self.transport.abort)
 
 
 class TroubleLog(logging.Handler):

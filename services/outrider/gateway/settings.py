@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from outrider.security.addresses import addresses_of
+from outrider.security.addresses import addresses_of, host_of
 from outrider.security.settings import PeerSecuritySettings, checked_addresses
 from outrider.server.settings import LISTEN, ProcessSettings, model_config
 from outrider_client.tool_calls import ToolCallFormat
@@ -36,7 +36,12 @@ class GatewaySettings(ProcessSettings, PeerSecuritySettings):
     tool_call_format: FormatName = Field(
         "auto", description="How the model writes calls of tools; auto = by the markers that are told apart."
     )
-    max_body_bytes: int = Field(16 << 20, ge=1024, description="Largest body of a request.")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest body of a request.")
+    allow_host: str = Field(
+        "",
+        description="Names by which browsers may ask beside localhost, with commas between, * = all; empty = none, "
+        "and any where --listen is no address of this machine alone.",
+    )
     allow_origin: str = Field(
         "", description="Origins whose pages may call from browsers, with commas between, * = all; empty = none."
     )
@@ -51,14 +56,20 @@ class GatewaySettings(ProcessSettings, PeerSecuritySettings):
     def _upstream_is_addresses(cls, value: str) -> str:
         return checked_addresses(value)
 
+    @field_validator("allow_host")
+    @classmethod
+    def _hosts_are_hosts(cls, value: str) -> str:
+        if not all(host == "*" or host == host_of(host) for host in _parts(value)):
+            raise ValueError("must be names or addresses without a port, in lower case, or *")
+        return value
+
     @field_validator("allow_origin")
     @classmethod
     def _origins_are_origins(cls, value: str) -> str:
         for origin in _parts(value):
             url = urlsplit(origin)
-            if origin != "*" and (
-                url.scheme not in ("http", "https") or not url.netloc or origin != f"{url.scheme}://{url.netloc}"
-            ):
+            # Also those of programs that show pages of their own, like vscode-webview://NAME.
+            if origin != "*" and (not url.scheme or not url.netloc or origin != f"{url.scheme}://{url.netloc}"):
                 raise ValueError("must be http://HOST or https://HOST:PORT without a path, or *")
         return value
 
@@ -76,6 +87,11 @@ class GatewaySettings(ProcessSettings, PeerSecuritySettings):
     def served_model_names(self) -> list[str]:
         """The names of `served_model_name`."""
         return _parts(self.served_model_name)
+
+    @property
+    def allowed_hosts(self) -> list[str]:
+        """The names of `allow_host`."""
+        return _parts(self.allow_host)
 
     @property
     def allowed_origins(self) -> list[str]:

@@ -22,12 +22,13 @@ PING_S = 10.0
 TICK_S = 1.0
 """Time between two looks at how a stream does, in seconds."""
 DONE = b"data: [DONE]\n\n"
-NO_STORE = {"cache-control": "no-store"}
+NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "x-accel-buffering": "no",
     # Not `no-store`: Chromium calls such a stream aborted (net::ERR_ABORTED), though a script has read it to the end.
     "cache-control": "private, no-cache",
+    "x-content-type-options": "nosniff",
 }
 
 

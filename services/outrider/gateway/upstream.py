@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
 
@@ -17,6 +18,8 @@ from outrider_client.client import Client
 INFO_TTL_S = 10.0
 """Age at which what is known of the model is asked for again, in seconds."""
 INFO_TIMEOUT_S = 5.0
+MAX_ADMITTED = 4096
+"""Most callers of which is remembered that the verifier admits them."""
 MAX_TOKEN_BYTES = 1 << 18
 """Most tokens whose bytes are kept: all of a large vocabulary."""
 
@@ -50,6 +53,8 @@ class Upstream:
         self._more_names = settings.served_model_names
         self._info: verifier_pb2.GetInfoResponse | None = None
         self._info_at = 0.0
+        self._admitted_until: dict[bytes, float] = {}
+        """Times until which a token, by its hash, need not be asked about again."""
         self._token_bytes: dict[int, bytes] = {}
         self.started_at = int(time.time())
         """The time when the gateway was started, in seconds since 1970: "created" of its models."""
@@ -66,6 +71,16 @@ class Upstream:
     async def info(self, token: str) -> verifier_pb2.GetInfoResponse:
         """Asks in a caller's name what the verifier is: whoever it admits may know. Raises OutriderError."""
         return await self._ask(self.for_caller(token))
+
+    async def admit(self, token: str) -> None:
+        """Raises OutriderError for a caller that the verifier does not admit, as of some seconds ago."""
+        now, name = time.monotonic(), hashlib.sha256(token.encode()).digest()
+        if now < self._admitted_until.get(name, 0.0):
+            return
+        await self.info(token)
+        if len(self._admitted_until) >= MAX_ADMITTED:
+            self._admitted_until.clear()
+        self._admitted_until[name] = now + INFO_TTL_S
 
     async def _ask(self, client: Client) -> verifier_pb2.GetInfoResponse:
         info = await client.info(timeout_s=INFO_TIMEOUT_S)
@@ -89,6 +104,8 @@ class Upstream:
         """Returns the name of the model for an answer. Raises ApiError for one that is not served; OutriderError."""
         names = await self.model_names(token)
         if asked is not None and asked not in names:
+            # The names may be known by the gateway's own token: whom the verifier does not admit is told none.
+            await self.admit(token)
             served = ", ".join(names)
             message = f"model {asked!r} is not served here: {served} is"
             raise ApiError(404, message, code="model_not_found", param="model")

@@ -93,21 +93,27 @@ def _is_loopback(address: str) -> bool:
                 authority, _, address = address.removeprefix("//").partition("/")
                 if authority:
                     return False
-    host = _host_of(address)
-    if host == "localhost":
-        return True
+    return is_loopback_host(host_of(address))
+
+
+def is_loopback_host(host: str) -> bool:
+    """Returns True if a name or an IP address, without a port, is of this machine. A name other than localhost is not,
+    whatever it resolves to now."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_address(host: str) -> bool:
+    """Returns True for an IP address, without a port."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
-def _host_of(address: str) -> str:
-    try:
-        ipaddress.ip_address(address)  # a bare IPv6 address has colons, too
-    except ValueError:
-        pass
-    else:
+def host_of(address: str) -> str:
+    """Returns the host of HOST:PORT, or of HOST, in lower case and without brackets; empty if there is none."""
+    if is_address(address):  # a bare IPv6 address has colons, too
         return address
     try:
         return urlsplit(f"//{address}").hostname or ""

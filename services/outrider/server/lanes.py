@@ -57,9 +57,7 @@ class Lane:
         self._queues: dict[str, deque[_Waiting]] = {}
         """Those who wait by caller; the first caller is the next one."""
 
-    async def run(
-        self, work: Callable[[], _T], caller: str, num_bytes: int = 0, timeout_s: float | None = None
-    ) -> _T:
+    async def run(self, work: Callable[[], _T], caller: str, num_bytes: int = 0, timeout_s: float | None = None) -> _T:
         """Returns what `work` returns, or raises what it raises: called in a thread of the lane.
 
         Args:
@@ -103,7 +101,8 @@ class Lane:
             elif waiting.turn.done() and not waiting.turn.cancelled() and waiting.turn.exception() is None:
                 self._next()  # the turn came in the moment in which nobody waited for it any more
             if isinstance(error, TimeoutError):
-                raise ResourceExhausted(f"all threads for {self._name} have been busy for {self._max_wait_s:g} s") from None
+                busy = f"all threads for {self._name} have been busy for {self._max_wait_s:g} s"
+                raise ResourceExhausted(busy) from None
             raise
 
     def _next(self) -> None:

@@ -36,7 +36,7 @@ from outrider.wire.structure import FIELD, structure_from_proto
 
 MAX_TOKEN_LEN = 256
 """Most characters of a text for each token of the context. The longest tokens in use, runs of spaces, have half as
-many; but no number would be a law, since some tokenizers drop blanks, or make one token of all that they do not know."""
+many. No number would be a law: some tokenizers drop blanks, or make one token of all that they do not know."""
 
 
 @dataclass(frozen=True, slots=True)

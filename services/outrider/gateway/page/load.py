@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 from google.protobuf.json_format import MessageToDict
 
 from outrider.gateway.errors import from_upstream
@@ -30,19 +31,34 @@ async def load(exchange: Exchange) -> None:
 async def _events(exchange: Exchange, event: bytes) -> None:
     is_draining = exchange.gateway.is_draining
     while not is_draining.is_set():
-        await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
+        await _send(exchange, event)
         try:
             await asyncio.wait_for(is_draining.wait(), PERIOD_S)
         except TimeoutError:
-            event = await _event(exchange)
+            try:
+                event = await _event(exchange)
+            except OutriderError as error:
+                await _send(exchange, _load(from_upstream(error).envelope))
+                return
+
+
+async def _send(exchange: Exchange, event: bytes) -> None:
+    await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
 
 
 async def _event(exchange: Exchange) -> bytes:
+    """Returns the event of now. Raises OutriderError for a caller that the verifier does not admit."""
     try:
         told = _told(await exchange.upstream.info(exchange.token), exchange.metrics.num_running)
     except OutriderError as error:
+        if error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            raise  # no waiting helps; what is away may come back
         told = from_upstream(error).envelope
-    return b"event: load\n" + event_of(told)
+    return _load(told)
+
+
+def _load(told: dict[str, Any]) -> bytes:
+    return event_of(told, "load")
 
 
 def _told(info: verifier_pb2.GetInfoResponse, num_requests: int) -> dict[str, Any]:

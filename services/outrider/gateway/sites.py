@@ -1,0 +1,60 @@
+"""Whose pages may use the gateway. A browser says by which name it has found a server, and whose page asks.
+
+A name that another site has pointed at this machine is no name of it; and a page of another origin may send, though not
+read, much without asking first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from outrider.gateway.errors import ApiError
+from outrider.gateway.settings import GatewaySettings
+from outrider.security.addresses import host_of, is_address, is_loopback_host
+
+
+def check_site(headers: Headers, settings: GatewaySettings) -> None:
+    """Raises ApiError for a request by a name that is not the gateway's, or of a page that may not use it."""
+    is_local = is_loopback_host(host_of(settings.listen))
+    if is_local or settings.allowed_hosts:
+        check_host(headers, settings.allowed_hosts, allows_addresses=not is_local)
+    check_origin(headers, settings.allowed_origins)
+
+
+def check_host(headers: Headers, allowed: Collection[str] = (), *, allows_addresses: bool = False) -> None:
+    """Raises ApiError unless the server was found by a name of this machine, or one that is allowed.
+
+    Args:
+        headers: Of the request.
+        allowed: More names; * = all.
+        allows_addresses: Allows IP addresses: nobody can point one at another machine.
+    """
+    # A client of HTTP/1.0 may name none, and is no browser.
+    if (given := headers.get("host")) is None or "*" in allowed:
+        return
+    host = host_of(given)
+    if is_loopback_host(host) or host in allowed or (allows_addresses and is_address(host)):
+        return
+    message = f"{given} is no name of this gateway: --allow-host has those by which it may be asked, beside localhost"
+    raise ApiError(403, message, code="permission_denied")
+
+
+def check_origin(headers: Headers, allowed: Collection[str] = ()) -> None:
+    """Raises ApiError for a page of another origin than the gateway, unless it is allowed. `allowed`: * = all."""
+    origin, host = headers.get("origin"), headers.get("host")
+    if origin is None or origin in allowed or "*" in allowed or (host is not None and _host(origin) == host):
+        return
+    message = f"pages of {origin} may not use this gateway: --allow-origin has those that may, beside its own"
+    raise ApiError(403, message, code="permission_denied")
+
+
+def _host(origin: str) -> str | None:
+    """Returns HOST:PORT of an origin; None if it has none."""
+    try:
+        url = urlsplit(origin)
+    except ValueError:
+        return None
+    return url.netloc if url.scheme in ("http", "https") else None

@@ -27,7 +27,7 @@ PATIENCE_S = 2.0
 """Time for which an answer without an end is read."""
 LATE_S = 45.0
 """Time after which an answer does not come any more: more than the gateway gives the head and the body of a request."""
-REFUSALS = (400, 401, 403, 404, 405, 408, 409, 413, 415, 429)
+REFUSALS = (400, 401, 403, 404, 405, 408, 409, 413, 414, 415, 429, 431)
 """Statuses that a client's own mistakes, or its fellows' load, may have. 409: the laboratory has no link to delay; 429:
 all sessions are in use."""
 

@@ -326,7 +326,8 @@ async def test_every_error_has_anthropics_envelope(scripted: RunningGateway) -> 
         ("POST", MESSAGES, 400, "invalid_request_error"),
         ("POST", COUNT, 400, "invalid_request_error"),
     ):
-        response = await scripted.http.request(method, path, content=b"{" if method == "POST" else None)
+        head, body = {"content-type": "application/json"}, b"{" if method == "POST" else None
+        response = await scripted.http.request(method, path, content=body, headers=head)
         assert response.status_code == status
         told = response.json()
         assert (told["type"], told["error"]["type"]) == ("error", kind)

@@ -96,6 +96,10 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         """The model that it says it has; empty: "fake", and nothing when it starts."""
         self.has_template = True
         """False if it refuses to tokenize chats."""
+        self.tokens: set[str] | None = None
+        """The tokens of those who may ask what it is; None: everybody may."""
+        self.num_asked = 0
+        """The number of times that it was asked what it is."""
         self.forward_times: dict[int, float] = {}
         """Milliseconds of its forwards by their rows."""
 
@@ -123,6 +127,10 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def GetInfo(
         self, request: verifier_pb2.GetInfoRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.GetInfoResponse:
+        self.num_asked += 1
+        given = dict(context.invocation_metadata()).get("authorization")
+        if self.tokens is not None and given not in {f"Bearer {token}" for token in self.tokens}:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "this token is not in the server's list")
         model = types_pb2.ModelInfo(model_id=self.model_id or "fake", vocab_size=256, max_context_len=2048)
         peer = verifier_pb2.PeerInfo(address="127.0.0.1:1", last_error="no answer")
         times = [verifier_pb2.ForwardTime(num_rows=rows, forward_ms=ms) for rows, ms in self.forward_times.items()]

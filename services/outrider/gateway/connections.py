@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NoReturn, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from outrider.gateway.bodies import BODY_TIMEOUT_S, no_room
 from outrider.gateway.errors import ApiError
@@ -42,6 +43,8 @@ class Connection(HttpToolsProtocol):
         self._holding = intake.hold()
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
+        self._served: RequestResponseCycle | None = None
+        """The request that is served now, or was last; others may wait after it."""
         self._is_over = self._is_in_head = self._is_in_target = False
         self._num_steps = 0
         """Heads, pieces of bodies and ends of messages so far."""
@@ -118,6 +121,10 @@ class Connection(HttpToolsProtocol):
         if num_hosts > 1 or (version == "1.1" and not num_hosts):
             self._refuse(ApiError(400, f"host must be there once, got {num_hosts}", code="invalid_request"))
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         """Takes a piece of the body."""
         self._num_steps += 1
@@ -132,7 +139,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Goes on with the next request, or waits for one."""
         super().on_response_complete()
-        if not (self.pipeline or self.transport.is_closing()) and self.cycle.response_complete:
+        if self._served is None or self._served.response_complete:
             self._holding.offer(self._give_way)
 
     def send_400_response(self, msg: str) -> None:
@@ -163,13 +170,16 @@ class Connection(HttpToolsProtocol):
     def _end_with(self, error: ApiError) -> None:
         """Answers with an error and ends the connection, when its client has had time to read it. In the middle of
         another answer there is no place for one."""
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.abort()
+        if self._is_over:
             return
+        if (served := self._served) is not None:
+            if served.response_started and not served.response_complete:
+                self.transport.abort()
+                return
+            served.disconnected = True  # for whoever still reads the request, or would answer it
+            served.message_event.set()
         self._is_over = True
-        if self.cycle is not None:
-            self.cycle.disconnected = True  # for whoever still reads the request, or would answer it
-            self.cycle.message_event.set()
+        self.pipeline.clear()
         self.transport.write(_answer(error.status, error.body, error.headers))
         # Whoever is still sending would lose the answer if the connection were closed at once.
         if self.transport.can_write_eof():

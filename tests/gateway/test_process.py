@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import ssl
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -18,25 +16,9 @@ from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from tests.support.certificates import Authority
 from tests.support.fake_verifier import FakeVerifier, chunk, finished, started, until_cancelled
 from tests.support.gateways import running_gateway
+from tests.support.processes import gateway_process
 
 pytestmark = pytest.mark.slow
-
-
-@asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A gateway, and its address."""
-    command = (sys.executable, "-m", "outrider.gateway", "--listen", "127.0.0.1:0", *arguments)
-    pipe = asyncio.subprocess.PIPE
-    running = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-    assert running.stdout is not None
-    word, address = (await running.stdout.readline()).decode().split()
-    assert word == "listening"
-    try:
-        yield running, address
-    finally:
-        if running.returncode is None:
-            running.kill()
-        await running.communicate()
 
 
 async def test_a_first_signal_lets_streams_end(verifier: FakeVerifier) -> None:
@@ -51,7 +33,10 @@ async def test_a_first_signal_lets_streams_end(verifier: FakeVerifier) -> None:
         yield finished(2)
 
     verifier.script = script
-    async with process("--upstream", verifier.address) as (running, address), httpx.AsyncClient(timeout=30) as http:
+    async with (
+        gateway_process("--upstream", verifier.address) as (running, address),
+        httpx.AsyncClient(timeout=30) as http,
+    ):
         async with http.stream(
             "POST", f"http://{address}/v1/completions", json={"prompt": "a", "stream": True}
         ) as response:
@@ -74,7 +59,10 @@ async def test_a_first_signal_lets_streams_end(verifier: FakeVerifier) -> None:
 
 async def test_a_second_signal_cuts_streams_off(verifier: FakeVerifier) -> None:
     verifier.script = until_cancelled(verifier)
-    async with process("--upstream", verifier.address) as (running, address), httpx.AsyncClient(timeout=30) as http:
+    async with (
+        gateway_process("--upstream", verifier.address) as (running, address),
+        httpx.AsyncClient(timeout=30) as http,
+    ):
 
         async def read() -> None:
             body = {"prompt": "a", "stream": True}

@@ -136,6 +136,10 @@ def test_a_marker_that_is_an_added_token_is_that_token() -> None:
         (Structure(StructureKind.JSON, '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
         (Structure(StructureKind.REGEX, "(a"), "unclosed group"),
         (Structure(StructureKind.GRAMMAR, "start: thing"), 'unknown name: "thing"'),
+        (Structure(StructureKind.REGEX, r"[^\s\S]"), "^allows no text at all$"),
+        (Structure(StructureKind.JSON, '{"$ref": "#"}'), "^allows no text at all$"),
+        (Structure(StructureKind.JSON, "false"), "^allows no text at all$"),
+        (Structure(StructureKind.GRAMMAR, r"start: /[^\s\S]/"), "^allows no text at all$"),
         (Structure(StructureKind.REGEX, "a" * (MAX_DESCRIPTION_BYTES + 1)), "must be at most 65536 bytes long"),
     ],
 )

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.verifier.servicer import NUM_THREADS
 from tests.support.services import RunningVerifier, running_verifier
 from tests.support.verifier_requests import Code, generate, opening, refusal, request
 
@@ -110,3 +111,28 @@ async def test_however_long_what_is_wrong_is_the_status_gets_through(
     error = await refusal(stub.Generate(request(method=types_pb2.METHOD_SAGUARO, saguaro=saguaro)))
     assert error.code() is Code.INVALID_ARGUMENT
     assert (error.details() or "").startswith("speculation.saguaro.fan_outs must be")
+
+
+async def test_token_ids_that_no_context_holds_are_refused_before_they_are_read(stub: Any) -> None:
+    many = [1] * 10_000
+    for call in (
+        stub.Tokenize(verifier_pb2.TokenizeRequest(prompt=verifier_pb2.Prompt(token_ids={"token_ids": many}))),
+        stub.Detokenize(verifier_pb2.DetokenizeRequest(token_ids=many)),
+    ):
+        error = await refusal_of(call)
+        assert error.code() is Code.OUT_OF_RANGE
+        assert "must have at most 2048 tokens, got 10000" in (error.details() or "")
+
+
+async def test_a_structure_is_compiled_while_long_texts_are_tokenized(stub: Any) -> None:
+    text = "def add(a, b):\n" * 8_000
+    texts = [
+        stub.Tokenize(verifier_pb2.TokenizeRequest(prompt=verifier_pb2.Prompt(text=text)))
+        for _ in range(NUM_THREADS + 2)
+    ]
+    structured = request()
+    structured.structured_outputs.regex = "[ab]+"
+    assert [response async for response in stub.Generate(structured)]
+    assert not all(call.done() for call in texts)
+    for call in texts:
+        assert len((await call).token_ids) > 20_000

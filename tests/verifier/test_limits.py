@@ -17,7 +17,7 @@ from outrider.security.quotas import Quotas
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.handshake import handshake
 from outrider_client.client import Client
-from outrider_client.errors import OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
+from outrider_client.errors import InvalidArgument, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
 from tests.support.certificates import credentials_file, entry
 from tests.support.scripted_datastore import scripted_datastore
 from tests.support.services import running_verifier, target_model
@@ -179,3 +179,32 @@ async def test_a_prompt_that_was_read_before_is_told_to_its_own_tenant_alone(tmp
                 cached.append((await client.complete(prompt, max_tokens=1)).num_cached_prompt_tokens)
     # Three blocks of 64: the rest of the prompt fills none.
     assert cached == [0, 192, 0, 192]
+
+
+async def test_requests_that_generate_nothing_count_and_take_no_session(tmp_path: Path) -> None:
+    entries = [entry("few", "generate", tenant="few", requests_per_minute=3, num_sessions=1)]
+    quotas = Quotas(1, lambda: 0.0)
+    async with (
+        running_verifier(interceptors=[gate(tmp_path, *entries)], quotas=quotas) as verifier,
+        Client(verifier.address, token="few") as client,
+    ):
+        running = client.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+        await anext(running)
+        token_ids = await client.tokenize(PROMPT)
+        assert await client.detokenize(token_ids) == PROMPT
+        for refused in (client.tokenize(PROMPT), client.detokenize(token_ids), client.token_bytes(token_ids)):
+            with pytest.raises(ResourceExhausted, match="requests_per_minute of tenant 'few' is reached: 3") as error:
+                await refused
+            assert error.value.retry_after_s == 20.0
+        await running.aclose()
+
+
+@pytest.mark.parametrize(("number", "is_taken"), [(256, True), (257, False)])
+async def test_a_request_has_so_many_stop_tokens(number: int, is_taken: bool) -> None:
+    async with running_verifier() as verifier, Client(verifier.address) as client:
+        generating = client.complete(PROMPT, max_tokens=1, stop_token_ids=[number % 512 for number in range(number)])
+        if is_taken:
+            await generating
+            return
+        with pytest.raises(InvalidArgument, match="stop_token_ids must be at most 256 tokens, got 257"):
+            await generating

@@ -189,7 +189,7 @@ _TIME_IS_UP = re.compile(r"(Stream removed \()?Deadline Exceeded\)?")
 
 
 def from_rpc_error(error: grpc.RpcError, address: str = "") -> OutriderError:
-    """Returns the typed exception for an error of a blocking or an asyncio call.
+    """Returns the typed exception for an error of a blocking or an asyncio call that its caller has not cancelled.
 
     Args:
         error: Raised by gRPC.
@@ -212,6 +212,10 @@ def from_rpc_error(error: grpc.RpcError, address: str = "") -> OutriderError:
         return InvalidArgument(f"the request has {sent:.1f} MB, {limit}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and _TIME_IS_UP.fullmatch(message):
         message = "the time of the call (timeout_s) is over"
+    if code is grpc.StatusCode.CANCELLED:
+        # Who has cancelled a call knows it, and does not ask here: see `outrider.wire.channels.NOT_TAKEN`.
+        said = "" if message == code.name else f": {message}"
+        return Unavailable(f"the call was cancelled on the way or by the server{said}", rich_details(error))
     kind = _CLASSES.get(code)
     # All of today's statuses but OK have a class.
     if kind is None:

@@ -81,9 +81,8 @@ NUM_ROUNDS = 4
 """Calls to each replica before a refusal is final, all within about a second."""
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
-REFUSALS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED})
-"""The server does not take the call now; another one may. gRPC answers CANCELLED to a call that comes in while a server
-begins to stop; our own cancelling never comes this far."""
+REFUSALS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
+"""The server does not take the call now; another one may."""
 
 
 class RetryState:

@@ -22,6 +22,7 @@ from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, text_o
 from outrider.peers.reconnecting import is_overwritten, wait_before_retry
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
+from outrider.wire.channels import NOT_TAKEN
 from outrider.wire.convert import missing_peer
 from outrider.wire.errors import RpcError, Unavailable
 from outrider.wire.resumption import difference
@@ -35,7 +36,7 @@ log = structlog.get_logger(__name__)
 Write = Callable[[verifier_pb2.GenerateResponse], Awaitable[None]]
 TimeLeft = Callable[[], float | None]
 
-PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+PASSING = NOT_TAKEN | {grpc.StatusCode.RESOURCE_EXHAUSTED}
 """Statuses of a verifier, or of a proxy before it, after which another one, or the same one later, may serve."""
 
 

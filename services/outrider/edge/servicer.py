@@ -94,7 +94,9 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             try:
                 yield
             except grpc.aio.AioRpcError as error:
-                context.set_code(error.code())
+                # What the cloud, or something on the way, has cancelled is no cancellation by the application.
+                is_cancelled = error.code() is grpc.StatusCode.CANCELLED
+                context.set_code(grpc.StatusCode.UNAVAILABLE if is_cancelled else error.code())
                 # Where nobody has answered, the words are gRPC's own, and sound as if this edge were not there.
                 cause = cause_of(error)
                 away = f"the upstream {self._upstreams.names} is not reachable ({cause})"

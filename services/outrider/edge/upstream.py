@@ -17,7 +17,7 @@ from outrider.peers.channel import PeerState
 from outrider.peers.reconnecting import reason_of, wait_before_retry
 from outrider.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.wire.channels import first_turn
+from outrider.wire.channels import NOT_TAKEN, first_turn
 from outrider.wire.details import retry_after_s, rich_details
 from outrider.wire.errors import RpcError, Unavailable
 
@@ -168,7 +168,7 @@ class Upstreams:
             silent_s: Time for which it had sent nothing.
         """
         # Another process may answer at this address when it is back. One that is only full stays as it is known.
-        if code_of(failure) is grpc.StatusCode.UNAVAILABLE:
+        if code_of(failure) in NOT_TAKEN:
             upstream.forget()
             upstream.state.down(text_of(failure))
             self._was_left.set()
@@ -185,7 +185,7 @@ class Upstreams:
             try:
                 answer = await call(upstream.stub())
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in NOT_TAKEN:
                     raise
                 self.leave(upstream, error, self._clock() - began_at)
                 num_failures[upstream.number] += 1

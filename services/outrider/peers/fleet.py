@@ -36,7 +36,7 @@ from outrider.security.peer_channel import PeerSecurity
 from outrider.telemetry.metrics import Metrics, counter, gauges
 from outrider.telemetry.tasks import keep_running
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, verifier_pb2
-from outrider.wire.channels import doubled
+from outrider.wire.channels import NOT_TAKEN, doubled
 from outrider.wire.handshake import Model
 
 log = structlog.get_logger(__name__)
@@ -187,7 +187,7 @@ class SpeculatorFleet:
             return  # the channel was closed
         except grpc.aio.AioRpcError as error:
             # Any other status tells nothing of its sessions' streams.
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if error.code() in NOT_TAKEN | {grpc.StatusCode.DEADLINE_EXCEEDED}:
                 peer.breaker.trip(reason_of(error))
             return
         # None is what grpc.aio returns for bytes that it cannot parse.

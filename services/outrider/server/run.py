@@ -32,6 +32,17 @@ from outrider.wire.channels import CHANNEL_OPTIONS
 
 log = structlog.get_logger(__name__)
 
+FLOOD_OPTIONS: Sequence[tuple[str, Any]] = (
+    # Of one connection. gRPC counts streams that were reset until they are taken apart, and refuses those beyond in its
+    # own thread. A client of gRPC keeps to the number, but knows nothing of that count: 4000 calls at once must pass.
+    ("grpc.max_concurrent_streams", 4096),
+    # Calls of all connections that the event loop has not taken yet, some 9 kB each. From the first number on gRPC ends
+    # calls at random with CANCELLED. By default that is 1000, which one connection, or many honest callers, reach.
+    ("grpc.server.max_pending_requests", 32_768),
+    ("grpc.server.max_pending_requests_hard_limit", 65_536),
+)
+"""Options by which a flood of calls that are begun and reset does not end the calls of others."""
+
 OfService = TypeVar("OfService", bound=ServiceSettings)
 
 
@@ -168,6 +179,7 @@ def _make_server(gates: Sequence[grpc.aio.ServerInterceptor], settings: ServiceS
             # Half of the shortest that our own clients keep to. gRPC's default is 5 minutes, and it ends a connection
             # with "too_many_pings" that sends its keepalive more often.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            *FLOOD_OPTIONS,
             *_connection_age(settings.max_connection_age_s),
         ],
     )
@@ -196,7 +208,7 @@ def _health_server(healthcheck: health.aio.HealthServicer, listen: str) -> tuple
     if not listen:
         return None, ""
     # gRPC shares a port that another process of the same user listens on unless it is forbidden to.
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *FLOOD_OPTIONS])
     health_pb2_grpc.add_HealthServicer_to_server(healthcheck, server)
     return server, _bind(server, "--health-listen", listen, None)
 

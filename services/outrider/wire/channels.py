@@ -25,6 +25,10 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 is sent, and what stands between two peers does not forget a connection that has no call for long. A peer whose name
 means another address now is found there at the next attempt."""
 
+NOT_TAKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""Statuses of a server that does not take a call now: another one may, or the same one later. gRPC answers CANCELLED where
+more calls are pending than a server holds, and while it begins to stop; a caller that cancels is not told so."""
+
 MAX_DOUBLINGS = 64
 """Bound of the exponent: no first wait is short enough for more. Floats end at 1023 doublings, which an outage of a
 quarter of an hour reaches."""

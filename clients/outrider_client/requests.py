@@ -164,11 +164,11 @@ class GenerateOptions(ChatOptions, total=False):
     """Resumes a generation whose call breaks in another call, on another replica if there is one. Unset: yes. Under
     "ratio" a resumed text has the right distribution, but is another text."""
     resume_timeout_s: float | None
-    """Longest time from the break to the next token, in seconds, and to the first one while servers restart. Unset:
-    30."""
+    """Longest time from the break until a server reads the text or goes on with it, in seconds, and to the first token
+    while servers restart. Unset: 30."""
     stall_timeout_s: float | None
-    """Longest silence of a server, in seconds, the time to the first token included, before its call counts as broken.
-    Unset: 30; infinite: no limit."""
+    """Longest silence of a server, in seconds, before its call counts as broken. One that reads a long prompt, or has no
+    room for it yet, says so once a second. Unset: 30; infinite: no limit."""
 
 
 _SPECULATION = types_pb2.SpeculationParams.DESCRIPTOR

@@ -15,7 +15,7 @@ from outrider.core.load import ReplicaLoads
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.channels import doubled, first_turn
 from outrider.wire.details import fails_again
-from outrider.wire.resumption import MAX_CHOICES, difference
+from outrider.wire.resumption import MAX_CHOICES, complete_sampling, difference
 from outrider_client.channel import verifier_addresses
 from outrider_client.errors import OutriderError, ResourceExhausted, Unavailable
 from outrider_client.requests import GenerateOptions
@@ -196,6 +196,8 @@ class ResumableCall(RetryState):
         """The model that began the text: no other one may go on with it."""
         self._broken_at: float | None = None
         self._was_admitted = self._is_admitted = False
+        self._has_spoken = self._has_read = False
+        """True if this call's server has said something, and if it has told of its reading."""
         self._is_excused = False
         """True if the end of this call says nothing against the request."""
         self._num_fruitless = 0
@@ -225,8 +227,8 @@ class ResumableCall(RetryState):
         """Begins the wait for a message; returns the seconds until the call counts as broken, None for no limit."""
         self._last_message_at = self._clock()  # the caller may have read late: that is not the server's silence
         limit_s = self._stall_timeout_s
-        # A server that has not even admitted the resumed generation may use up only what is left of the time for it.
-        if self._broken_at is not None and not self._is_admitted:
+        # A server that has not said a word of the resumed generation may use up only what is left of the time for it.
+        if self._broken_at is not None and not self._has_spoken:
             left_s = self._broken_at + self._resume_timeout_s - self._clock()
             limit_s = min(limit_s, max(LAST_CHANCE_S, left_s))
         return None if math.isinf(limit_s) else limit_s
@@ -246,12 +248,15 @@ class ResumableCall(RetryState):
             token_ids: Tokens that have arrived.
             choices: In their place, those of several texts.
         """
-        self._is_admitted = self._is_excused = False
+        self._is_admitted = self._is_excused = self._has_spoken = self._has_read = False
         request = verifier_pb2.GenerateRequest()
         request.CopyFrom(self._request)
         # The first server may have drawn the seed: with the same one the noise, and so the text, goes on as begun.
         if seed is not None:
             request.sampling.seed = seed
+        # Likewise the sampling: another server may have other defaults.
+        if self._model is not None:
+            complete_sampling(request, self._model)
         # Extended, not set: the request may resume a text itself, and `token_ids` are those behind that.
         if not choices:
             request.resume_token_ids.extend(token_ids)
@@ -279,9 +284,13 @@ class ResumableCall(RetryState):
         if is_last:
             self.trace.on_message(response)
         self.answered()
+        self._has_spoken = True
         if response.WhichOneof("event") == "waiting":
             return  # it is there, and may refuse still
         self._is_admitted = self._was_admitted = True
+        if response.WhichOneof("event") == "reading":
+            # It has taken the text over: from here on only silence counts.
+            self._has_read, self._broken_at = True, None
         if response.WhichOneof("event") == "chunk":
             self._is_excused = True
             self._broken_at, self._num_fruitless = None, 0
@@ -298,8 +307,9 @@ class ResumableCall(RetryState):
     def stalled(self) -> OutriderError:
         """Returns the error of a call that has been silent for too long."""
         silent_s = self._clock() - self._last_message_at
-        self._is_excused = True  # it may be slow: that is no reason to suspect the request
-        return Unavailable(f"nothing came from {self.address} for {silent_s:.3g} s")
+        # It may be slow: that is no reason to suspect the request. One that has told of its reading would tell of that.
+        self._is_excused = not self._has_read
+        return Unavailable(f"{self.address} has told nothing of the generation for {silent_s:.3g} s")
 
     def after(self, error: OutriderError) -> float:
         """Records a failed call; returns the seconds to wait before the next one. Raises the error if it is final."""

@@ -16,7 +16,7 @@ from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import BlockingClient, Client, OutriderError, errors
 from tests.support.fake_verifier import FakeVerifier, Script, until_cancelled
 
-FAILURES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+FAILURES = [code for code in grpc.StatusCode if code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)]
 
 
 def failing(code: grpc.StatusCode, message: str, *details: Message) -> Script:
@@ -38,6 +38,15 @@ def test_every_status_has_its_exception(verifier: FakeVerifier, code: grpc.Statu
         client.complete("hello")
     assert caught.value.code is code
     assert type(caught.value).__name__.lower() == code.name.replace("_", "").lower()
+
+
+async def test_a_call_that_the_server_cancels_is_unavailable(verifier: FakeVerifier) -> None:
+    verifier.script = failing(grpc.StatusCode.CANCELLED, "too many")
+    with BlockingClient(verifier.address) as blocking, pytest.raises(errors.Unavailable, match="too many"):
+        blocking.complete("hello")
+    async with Client(verifier.address) as client:
+        with pytest.raises(errors.Unavailable, match="too many"):
+            await client.complete("hello")
 
 
 async def test_both_clients_raise_the_same(verifier: FakeVerifier) -> None:

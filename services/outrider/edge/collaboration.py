@@ -137,6 +137,8 @@ class Collaboration:
                 return verifier_pb2.GenerateResponse(finished=response.finished)
             case "waiting":
                 return verifier_pb2.GenerateResponse(waiting=response.waiting)
+            case "reading":
+                return verifier_pb2.GenerateResponse(reading=response.reading)
             case "prompt_logprobs":
                 return verifier_pb2.GenerateResponse(prompt_logprobs=response.prompt_logprobs)
         return None

@@ -18,14 +18,14 @@ from outrider.core.statistics import Absence, Peer
 from outrider.edge.choices import emitted, request_of
 from outrider.edge.collaboration import Collaboration
 from outrider.edge.draft_model import DraftModel
-from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, text_of
+from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, responses, text_of
 from outrider.peers.reconnecting import is_overwritten, wait_before_retry
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
 from outrider.wire.channels import NOT_TAKEN
 from outrider.wire.convert import missing_peer
 from outrider.wire.errors import RpcError, Unavailable
-from outrider.wire.resumption import difference
+from outrider.wire.resumption import complete_sampling, difference
 from outrider.wire.speculation import METHODS
 
 if TYPE_CHECKING:  # it imports torch, see there
@@ -161,6 +161,9 @@ class Relay:
         self._check_same(upstream, target)
         request = verifier_pb2.GenerateRequest()
         request.CopyFrom(self._request)
+        # Told apart from here on: the drafter has to know it, and the next verifier may have other defaults.
+        assert self._target is not None
+        complete_sampling(request, self._target.model)
         method = METHODS.get(request.speculation.method or target.default_method)
         # None is a number that this edge does not know. The cloud may know it, or refuses it in its own words.
         if method is None or not method.has_draft_model:
@@ -185,7 +188,7 @@ class Relay:
         with current_span().calling(GENERATE, upstream.state.address) as span:
             call = upstream.stub(span.metadata).Generate(request, timeout=self._time_left())
             try:
-                async for response in call:
+                async for response in responses(call, upstream.state.address):
                     await self._pass_on(response, upstream)
             finally:
                 call.cancel()
@@ -212,7 +215,7 @@ class Relay:
             call = upstream.stub(metadata).Collaborate(collaboration.requests(), timeout=self._time_left())
             has_begun = False
             try:
-                async for response in call:
+                async for response in responses(call, upstream.state.address):
                     has_begun = True
                     event = collaboration.take(response)
                     # Kept for a next call, which can then draft from its beginning.

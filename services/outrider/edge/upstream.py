@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -23,6 +23,9 @@ from outrider.wire.errors import RpcError, Unavailable
 
 INFO_TIMEOUT_S = 10.0
 """A verifier that takes longer to describe itself counts as lost."""
+MAX_SILENCE_S = 25.0
+"""A verifier that tells nothing of a generation for so long counts as lost. Less than a client's own patience, 30 s: it
+is gone when that ends, and the next verifier could not be asked."""
 Failure = grpc.aio.AioRpcError | RpcError
 """Error of a call to the cloud: its status, or ours where the verifier does not answer."""
 Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
@@ -35,6 +38,19 @@ _CAUSE = re.compile(
     re.I,
 )
 """Matches the cause in gRPC's long sentences about a server that has not answered."""
+
+
+async def responses(call: grpc.aio.Call, address: str) -> AsyncIterator[Any]:
+    """Yields the responses of a call. Raises Unavailable if the verifier at this address is silent for too long."""
+    while True:
+        try:
+            async with asyncio.timeout(MAX_SILENCE_S):
+                response = await call.read()
+        except TimeoutError:
+            raise Unavailable(f"{address} has told nothing of the generation for {MAX_SILENCE_S:g} s") from None
+        if response is grpc.aio.EOF:
+            return
+        yield response
 
 
 def code_of(failure: Failure) -> grpc.StatusCode:

@@ -191,26 +191,36 @@ class PromptLogprobs(_message.Message):
     def __init__(self, first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "finished", "waiting", "prompt_logprobs", "index")
+    __slots__ = ("started", "chunk", "finished", "waiting", "prompt_logprobs", "reading", "index")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: Chunk
     finished: Finished
     waiting: Waiting
     prompt_logprobs: PromptLogprobs
+    reading: Reading
     index: int
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., reading: _Optional[_Union[Reading, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("num_waiting",)
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     def __init__(self, num_waiting: _Optional[int] = ...) -> None: ...
+
+class Reading(_message.Message):
+    __slots__ = ("num_read_tokens", "num_tokens")
+    NUM_READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_read_tokens: int
+    num_tokens: int
+    def __init__(self, num_read_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("session_id", "seed", "num_prompt_tokens", "prompt_token_ids", "model", "prompt_text", "load")
@@ -441,20 +451,22 @@ class CollaborateOpen(_message.Message):
     def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., wants_prompt_token_ids: _Optional[bool] = ...) -> None: ...
 
 class CollaborateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "finished", "steering", "waiting", "prompt_logprobs")
+    __slots__ = ("started", "chunk", "finished", "steering", "waiting", "prompt_logprobs", "reading")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     STEERING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: Chunk
     finished: Finished
     steering: _types_pb2.Steering
     waiting: Waiting
     prompt_logprobs: PromptLogprobs
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    reading: Reading
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., reading: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("prompt",)

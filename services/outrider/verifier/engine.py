@@ -31,7 +31,7 @@ from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.draft_skips import DraftSkips
 from outrider.verifier.forward_planner import ForwardPlanner
-from outrider.verifier.listener import GenerationListener, PeerRequests
+from outrider.verifier.listener import GenerationListener, NoRoom, PeerRequests, Reading
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.micro_batches import MicroBatches
 from outrider.verifier.rounds_behind_drafts import RoundBehind, RoundsBehindDrafts
@@ -225,10 +225,21 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """Sessions that wait for room in the pool. May be read in any thread."""
         return len(self.residency.waiting)
 
-    def is_waiting(self, session_id: str) -> bool:
-        """Returns True if a session waits for room in the pool. May be called in any thread."""
-        session = self.sessions.get(session_id)
-        return session is not None and not self.residency.has(session)
+    def ask_for_news(self, session_id: str) -> None:
+        """Has the engine's own thread tell a session's listener why there is no verdict: one that hangs tells nothing.
+        May be called in any thread."""
+
+        def tell(session: VerifySession) -> None:
+            news: NoRoom | Reading
+            if not self.residency.has(session):
+                news = NoRoom(self.num_waiting)
+            elif session.is_prefilling:
+                news = Reading(session.cache.length, len(session.session.committed))
+            else:
+                return
+            self._loop.call_soon_threadsafe(session.listener.on_news, news)
+
+        self.post(session_id, tell)
 
     def settle(self) -> None:
         """Tells the loop of verdicts: what was posted may lead to other calls of their listeners."""

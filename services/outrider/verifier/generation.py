@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from typing import TypeVar
 
 from outrider.core.auto.strategies import opening_params
 from outrider.core.params import Method, Steering
@@ -20,22 +20,17 @@ from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer, RetrievalStream
 from outrider.peers.speculator import Speculation, SpeculationSpec, Speculators
 from outrider.verifier.engine import Engine
-from outrider.verifier.listener import PeerRequests
+from outrider.verifier.listener import NoRoom, PeerRequests, Reading
 from outrider.verifier.session import VerifySession
 from outrider.wire.errors import Internal, InvalidArgument, ResourceExhausted, RpcError, Unavailable
 
+_Item = TypeVar("_Item")
+
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
-NEWS_S = 5.0
-"""Pause between two messages to a caller whose generation has no room: it shall not take this server for dead."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """Says that a generation waits for room in the pool of keys and values."""
-
-    num_waiting: int
-    """Generations that wait, this one included."""
+NEWS_S = 1.0
+"""Silence after which the engine is asked for a reason, and the caller told of it: a server that waits for room, or reads
+a long prompt, shall not be taken for dead, and one whose engine hangs shall."""
 
 
 class Generation:
@@ -76,10 +71,12 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self.num_cached_prompt_tokens = 0
         """Tokens of the prompt whose keys and values were there when the generation came in."""
-        self._has_room = asyncio.Event()
-        self._events: asyncio.Queue[Verdict | Steering | RpcError] = asyncio.Queue()
-        self._refusal: RpcError | None = None
-        """Set if it has failed before there was room for it."""
+        self._has_room = False
+        """True once there was room for it, or it has failed."""
+        self._admission: asyncio.Queue[NoRoom | Reading | RpcError | None] = asyncio.Queue()
+        """What happens until then, that included; None means room."""
+        self._events: asyncio.Queue[Verdict | Steering | NoRoom | Reading | RpcError] = asyncio.Queue()
+        """What happens after it."""
         self._brings_drafts, self._salt = brings_drafts, salt
         self._is_paused = self._is_closed = False
         self._speculators = speculators if spec.speculation.method.has_draft_model else None
@@ -93,7 +90,7 @@ class Generation:
         self._retrieval: RetrievalStream | None = None
         if (ending := ending_of(spec)) is not None:
             self._events.put_nowait(ending)
-            self._has_room.set()
+            self._end_admission(None)
             return
         # The target's prefill takes longest: it begins before the peers hear of the session. Its verdicts come through
         # the loop, so none is here before the streams below are.
@@ -154,39 +151,30 @@ class Generation:
             )
             self._retrieval.look_up()
 
-    async def waits(self) -> AsyncIterator[NoRoom]:
-        """Yields that there is no room, every few seconds until the engine has some for the generation.
+    async def waits(self) -> AsyncIterator[NoRoom | Reading]:
+        """Yields that there is no room, about once a second until the engine has some for the generation.
 
         Raises:
             RpcError: the one that `fail` was given meanwhile: ResourceExhausted if there was no room in time.
         """
-        while not self._has_room.is_set():
-            try:
-                async with asyncio.timeout(NEWS_S):
-                    await self._has_room.wait()
-            except TimeoutError:
-                yield NoRoom(self._engine.num_waiting)
-        if self._refusal is not None:
-            raise self._refusal
+        while (item := await self._next(self._admission)) is not None:
+            if isinstance(item, RpcError):
+                raise item
+            yield item
 
-    async def events(self) -> AsyncIterator[Verdict | Steering | NoRoom]:
+    async def events(self) -> AsyncIterator[Verdict | Steering | NoRoom | Reading]:
         """Yields the rounds' verdicts, until the one with a finish reason.
 
         To a caller that brings the drafts it also yields how to go on with them: once before the first verdict, and
-        whenever that changes. If the session loses its room to others, it yields that every few seconds.
+        whenever that changes. Where no verdict comes since the text is read, or since the session has lost its room to
+        others, it yields that about once a second.
 
         Raises:
             RpcError: the one that `fail` was given, after the verdicts before it: Unavailable if the engine could not
                 go on.
         """
         while True:
-            try:
-                async with asyncio.timeout(NEWS_S):
-                    item = await self._events.get()
-            except TimeoutError:
-                if self._engine.is_waiting(self.spec.session_id):
-                    yield NoRoom(self._engine.num_waiting)
-                continue
+            item = await self._next(self._events)
             if isinstance(item, RpcError):
                 raise item
             # Well below the mark at which it pauses, so that it does not stop and go with every verdict.
@@ -196,11 +184,23 @@ class Generation:
             if isinstance(item, Verdict) and item.finish_reason is not None:
                 return
 
+    async def _next(self, queue: asyncio.Queue[_Item]) -> _Item:
+        """Returns what comes next. Asks the engine meanwhile why it is silent."""
+        while True:
+            try:
+                async with asyncio.timeout(NEWS_S):
+                    return await queue.get()
+            except TimeoutError:
+                self._engine.ask_for_news(self.spec.session_id)
+
+    def _end_admission(self, error: RpcError | None) -> None:
+        if not self._has_room:
+            self._has_room = True
+            self._admission.put_nowait(error)
+
     def fail(self, error: RpcError) -> None:
         """Ends the generation with an error."""
-        if not self._has_room.is_set():
-            self._refusal = error
-            self._has_room.set()
+        self._end_admission(error)
         # Behind the verdicts that are here already: the caller gets those first.
         self._events.put_nowait(error)
 
@@ -247,10 +247,16 @@ class Generation:
 
     def on_admitted(self, num_cached_tokens: int) -> None:
         """Lets `waits` end."""
-        if not self._has_room.is_set():
+        if not self._has_room:
             # Later it finds what it has computed itself.
             self.num_cached_prompt_tokens = min(num_cached_tokens, len(self.spec.prompt_token_ids))
-        self._has_room.set()
+        self._end_admission(None)
+
+    def on_news(self, news: NoRoom | Reading) -> None:
+        """Has the caller told why there is no verdict, unless there is something else to tell by now."""
+        queue = self._events if self._has_room else self._admission
+        if queue.empty():
+            queue.put_nowait(news)
 
     def on_no_room(self) -> None:
         """Ends the generation: others have taken all room for too long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from outrider.core.params import Steering
@@ -22,6 +23,23 @@ class PeerRequests(NamedTuple):
     """True if the next round begins without a draft: the drafter is told of this commit together with a later one."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Says that a generation waits for room in the pool of keys and values."""
+
+    num_waiting: int
+    """Generations that wait, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Says how much of its text a generation has read: the prompt, or anew all that it had before it lost its room."""
+
+    num_read_tokens: int
+    num_tokens: int
+    """Tokens that are to be read."""
+
+
 class GenerationListener(Protocol):
     """Receives what a generation decides. Called on the event loop."""
 
@@ -40,6 +58,9 @@ class GenerationListener(Protocol):
     def on_admitted(self, num_cached_tokens: int) -> None:
         """Called when there is room in the pool, and again after each time that it was lost. `num_cached_tokens`:
         tokens of its text, from the first on, whose keys and values were there."""
+
+    def on_news(self, news: NoRoom | Reading) -> None:
+        """Called after `Engine.ask_for_news`, if there is a reason for which no verdict comes."""
 
     def on_no_room(self) -> None:
         """Called if there was no room in time. Nothing has been generated."""

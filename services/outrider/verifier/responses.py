@@ -9,6 +9,7 @@ from outrider.core.session import Verdict
 from outrider.models.text import TextCodec
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.generation import Generation
+from outrider.verifier.listener import NoRoom, Reading
 from outrider.wire.convert import finish_reason_to_proto, source_to_proto, summary_to_proto
 from outrider.wire.handshake import Model, model_info
 from outrider.wire.reports import logprobs_to_proto, round_to_proto, speculative_decoding_to_proto
@@ -18,6 +19,7 @@ Event = (
     | verifier_pb2.Chunk
     | verifier_pb2.Finished
     | verifier_pb2.Waiting
+    | verifier_pb2.Reading
     | verifier_pb2.PromptLogprobs
     | types_pb2.Steering
 )
@@ -30,6 +32,7 @@ FIELDS: dict[type[Event], str] = {
     verifier_pb2.Chunk: "chunk",
     verifier_pb2.Finished: "finished",
     verifier_pb2.Waiting: "waiting",
+    verifier_pb2.Reading: "reading",
     verifier_pb2.PromptLogprobs: "prompt_logprobs",
     types_pb2.Steering: "steering",
 }
@@ -44,6 +47,13 @@ def in_field(event: Event) -> dict[str, Any]:
 def is_of_text(event: Event) -> bool:
     """Returns True for an event that comes only when the prompt was read."""
     return isinstance(event, verifier_pb2.Chunk | verifier_pb2.Finished)
+
+
+def of_news(news: NoRoom | Reading) -> verifier_pb2.Waiting | verifier_pb2.Reading:
+    """Returns the message that says why there is no text."""
+    if isinstance(news, NoRoom):
+        return verifier_pb2.Waiting(num_waiting=news.num_waiting)
+    return verifier_pb2.Reading(num_read_tokens=news.num_read_tokens, num_tokens=news.num_tokens)
 
 
 class Responses:

@@ -41,10 +41,11 @@ from outrider.verifier.admission import (
 )
 from outrider.verifier.collaborate import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
-from outrider.verifier.generation import Generation, NoRoom
+from outrider.verifier.generation import Generation
+from outrider.verifier.listener import NoRoom, Reading
 from outrider.verifier.metrics import SessionCounts, read_rounds, read_sessions
 from outrider.verifier.observer import SessionObserver
-from outrider.verifier.responses import Event, Responses, in_field, is_of_text
+from outrider.verifier.responses import Event, Responses, in_field, is_of_text, of_news
 from outrider.version import __version__
 from outrider.wire.convert import token_ids_from_proto
 from outrider.wire.errors import InvalidArgument, NotServing, ResourceExhausted, rpc_errors
@@ -389,16 +390,16 @@ async def _stream(
 ) -> None:
     """Sends Started, a chunk for each round, and Finished; between them what a caller that drafts should know."""
     with observer:
-        async for no_room in generation.waits():
-            await send(verifier_pb2.Waiting(num_waiting=no_room.num_waiting))
+        async for news in generation.waits():
+            await send(of_news(news))
         responses = Responses(generation, serving.model, serving.codec)
         await send(responses.started(load(), shows_prompt=shows_prompt))
         async for event in generation.events():
             if isinstance(event, Steering):
                 await send(steering_to_proto(event))
                 continue
-            if isinstance(event, NoRoom):
-                await send(verifier_pb2.Waiting(num_waiting=event.num_waiting))
+            if isinstance(event, NoRoom | Reading):
+                await send(of_news(event))
                 continue
             observer.on_verdict(event)
             acknowledged_node_id = 0 if drafts is None else drafts.last_node_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.v1 import types_pb2
+from outrider.v1 import types_pb2, verifier_pb2
 
 MAX_CHOICES = 1024
 """Most texts of one request that are followed; servers take fewer."""
@@ -22,3 +22,21 @@ def difference(begun: types_pb2.ModelInfo, here: types_pb2.ModelInfo) -> str:
     if begun.numerics_id and begun.numerics_id != here.numerics_id:
         return f"computes {here.model_id} with other weights, libraries or threads, or on another processor"
     return ""
+
+
+def complete_sampling(request: verifier_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> None:
+    """Sets what a request leaves unset and servers may differ in, as the server of this model has it: from here on the
+    text is the same wherever it goes on."""
+    given, defaults = types_pb2.SamplingParams(), model.default_sampling
+    given.CopyFrom(request.sampling)
+    request.sampling.CopyFrom(_WITHOUT_DEFAULTS)
+    request.sampling.MergeFrom(defaults)
+    request.sampling.MergeFrom(given)
+    if defaults.HasField("max_tokens") and not given.HasField("max_tokens"):
+        # Nobody has asked for just so many.
+        request.sampling.max_tokens = max(defaults.max_tokens, given.min_tokens)
+        request.clamp_max_tokens = True
+
+
+_WITHOUT_DEFAULTS = types_pb2.SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, repetition_penalty=1)
+"""What counts where neither request nor model say anything."""

@@ -16,7 +16,7 @@ from outrider.v1 import verifier_pb2
 from outrider_cli.console import is_toy, legend, show
 from outrider_cli.failures import FlagError, complain, reported
 from outrider_cli.json_lines import refused_turn_line, turn_line
-from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, TEMPERATURE, Address, Plain, generating, secured
+from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.chats import ChatMessage, ChatOptions
@@ -25,7 +25,8 @@ from outrider_client.generation import Transcript
 from outrider_client.requests import GenerateOptions
 
 MAX_TOKENS = 512
-"""Bounds an answer: a small model that has lost the thread may never emit its end-of-sequence token."""
+"""Bounds an answer where the model says nothing of it: a small one that has lost the thread may never emit its
+end-of-sequence token."""
 NOT_IN_A_CHAT = (
     "timeout_s",
     "top_k",
@@ -59,7 +60,7 @@ LEAST_ROOM = 4
 
 
 @secured
-@generating(without=NOT_IN_A_CHAT, max_tokens=MAX_TOKENS, temperature=TEMPERATURE)
+@generating(without=NOT_IN_A_CHAT)
 def chat(
     *,
     address: Address = DEFAULT_ADDRESS,
@@ -79,6 +80,7 @@ def chat(
         with BlockingClient(address, **security) as client:
             # Asked first: it fails at once if there is no server, not after the first line was typed.
             info = client.info()
+            options["max_tokens"] = options.get("max_tokens") or info.model.default_sampling.max_tokens or MAX_TOKENS
             _check_template(client, options)
             conversation = Conversation(client, info, options, system, plain=plain, as_json=as_json)
             if not (plain or as_json):

@@ -11,7 +11,7 @@ import typer
 from outrider_cli.console import is_toy, show, toy_note
 from outrider_cli.failures import WRONG_USAGE, complain, reported
 from outrider_cli.json_lines import json_lines
-from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, TEMPERATURE, Address, Plain, generating, secured
+from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.generation import Result
@@ -21,7 +21,7 @@ FROM_STDIN = "-"
 
 
 @secured
-@generating(temperature=TEMPERATURE)
+@generating()
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to continue; - reads it from stdin.")] = FROM_STDIN,
     *,

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider.v1 import verifier_pb2
+from outrider.v1 import types_pb2, verifier_pb2
 from outrider_cli import options
 from outrider_cli.console import counted
 from outrider_cli.failures import reported
@@ -65,6 +65,7 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
     table.add_row("exact rows", f"no: {response.exact_off_reason}" if response.exact_off_reason else "yes")
     table.add_row("tokenizer", f"{model.vocab_size} tokens, sha256 {model.tokenizer_hash[:12]}")
     table.add_row("context", f"{model.max_context_len} tokens")
+    table.add_row("sampling", _sampling(model.default_sampling))
     table.add_row("methods", ", ".join(method_name(method) for method in response.methods))
     table.add_row("default method", method_name(response.default_method))
     table.add_row("speculative tokens", f"at most {response.max_num_speculative_tokens} a round")
@@ -81,6 +82,16 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
     if response.forward_times:
         table.add_row("forward", _forward_times(response.forward_times))
     return table
+
+
+def _sampling(defaults: types_pb2.SamplingParams) -> str:
+    """Returns what counts where a request says nothing."""
+    own = ", ".join(f"{field.name} {value:g}" for field, value in defaults.ListFields())
+    return (
+        f"{own} (the model's own, where a request says nothing)"
+        if own
+        else "temperature 1 where a request says nothing"
+    )
 
 
 def _forward_times(times: Iterable[verifier_pb2.ForwardTime]) -> str:

@@ -84,7 +84,9 @@ class GenerationFlags:
     """
 
     timeout_s: Annotated[float | None, typer.Option(help="Deadline of a generation, in seconds.", min=0)]
-    temperature: Annotated[float | None, _sampling(text="Divides the logits; 0 = greedy.")]
+    temperature: Annotated[
+        float | None, _sampling(text="Divides the logits; 0 = greedy. Unset: the model's own, or 1.")
+    ]
     top_k: Annotated[int | None, _sampling(text="Keeps the k most probable tokens; 0 = all.")]
     top_p: Annotated[float | None, _sampling(text="Keeps the most probable tokens that reach this probability.")]
     min_p: Annotated[float | None, _sampling(text="Keeps tokens this probable, relative to the most probable one.")]
@@ -212,8 +214,6 @@ class GenerationFlags:
     ]
 
 
-TEMPERATURE = 0.7
-"""Temperature of the commands. The servers' is 1, at which small models write word salad."""
 NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds", "trees", "text_ends")
 """Options of what is told beside a text, for which a terminal has no place."""
 

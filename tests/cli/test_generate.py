@@ -273,10 +273,10 @@ def test_a_wrong_structure_or_bias_is_named(verifier: FakeVerifier, flags: list[
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_commands_sample_at_a_temperature_that_small_models_bear(verifier: FakeVerifier, command: str) -> None:
+def test_commands_leave_the_temperature_to_the_model(verifier: FakeVerifier, command: str) -> None:
     prompt = ["hello"] if command == "generate" else []
     assert runner.invoke(app, [command, *prompt, "--address", verifier.address], input="hi\n/exit\n").exit_code == 0
-    assert verifier.requests[0].sampling.temperature == 0.7
+    assert not verifier.requests[0].sampling.HasField("temperature")
 
 
 def test_an_included_model_is_named_a_toy(verifier: FakeVerifier) -> None:

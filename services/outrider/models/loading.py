@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -112,6 +112,8 @@ class LoadedModel:
     max_context_len: int
     exactness: Exactness
     """Says whether the bits of a row depend on nothing but its text."""
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+    """What counts where a request says nothing, see `outrider.models.generation_config`."""
 
     @property
     def numerics_id(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -10,7 +11,8 @@ import grpc
 from outrider.core.blocks import PrefixScope
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, RetrievalScope, SpeculationParams
-from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, Weights, is_same_gpu, load_for
+from outrider.models.generation_config import default_sampling
+from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, Weights, is_same_gpu, load_for, read_weights
 from outrider.models.runner import cache_shape
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
@@ -149,7 +151,12 @@ class VerifierService:
         """Returns the target, the times of its forwards as they are told to callers, and as the engine has them."""
         model, forward_times_ms = self._model, self._forward_times_ms
         if model is None:
-            model = load_for(self._settings, beside=beside)
+            weights = read_weights(self._settings)
+            # Read first: what is wrong with it is said before the rest has taken its time.
+            defaults = (
+                default_sampling(weights.model.name_or_path) if self._settings.generation_config == "auto" else {}
+            )
+            model = replace(load_for(self._settings, weights, beside), default_sampling=defaults)
         if forward_times_ms is not None:
             return model, forward_times_ms, ForwardTimes(forward_times_ms)
         context_len = min(200, model.max_context_len // 2)

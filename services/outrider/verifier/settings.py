@@ -104,6 +104,11 @@ class VerifierSettings(ModelSettings):
         "method, whatever the number format. Tried at the start; auto = warn where it fails, require = refuse to "
         "start, off = do not try.",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Sampling of requests that do not say: auto = as the model's generation_config.json has it, none = "
+        "temperature 1, without filters and penalties.",
+    )
     max_num_queued: int = Field(
         64, ge=0, description="Most sessions that wait for room beside those that have it; 0 = none waits."
     )

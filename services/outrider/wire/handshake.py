@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from outrider.core.params import check
@@ -27,6 +28,8 @@ class Model(Protocol):
     def dtype(self) -> str: ...
     @property
     def numerics_id(self) -> str: ...
+    @property
+    def default_sampling(self) -> Mapping[str, float]: ...
 
 
 def model_info(model: Model) -> types_pb2.ModelInfo:
@@ -39,6 +42,7 @@ def model_info(model: Model) -> types_pb2.ModelInfo:
         eos_token_ids=model.eos_token_ids,
         dtype=model.dtype,
         numerics_id=model.numerics_id,
+        default_sampling=types_pb2.SamplingParams(**model.default_sampling),  # type: ignore[arg-type]
     )
 
 

@@ -48,6 +48,9 @@ def save_bundle(model: LlamaForCausalLM, folder: Path, record: dict[str, Any]) -
             bos_token_id=END_OF_TEXT_ID,
             eos_token_id=END_OF_TEXT_ID,
             pad_token_id=END_OF_TEXT_ID,
+            # At 1 models this small write word salad.
+            do_sample=True,
+            temperature=0.7,
         ).save_pretrained(partial)
         text = json.dumps(record, indent=2, sort_keys=True)
         (partial / TRAINING_RECORD).write_text(text + "\n")

@@ -167,8 +167,8 @@ class GenerateOptions(ChatOptions, total=False):
     """Longest time from the break until a server reads the text or goes on with it, in seconds, and to the first token
     while servers restart. Unset: 30."""
     stall_timeout_s: float | None
-    """Longest silence of a server, in seconds, before its call counts as broken. One that reads a long prompt, or has no
-    room for it yet, says so once a second. Unset: 30; infinite: no limit."""
+    """Longest silence of a server, in seconds, before its call counts as broken. One that reads a long prompt, or has
+    no room for it yet, says so once a second. Unset: 30; infinite: no limit."""
 
 
 _SPECULATION = types_pb2.SpeculationParams.DESCRIPTOR

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -163,6 +163,7 @@ class AModel:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     numerics_id: str = ""
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 SPEC = SpeculationSpec("s", 2, SamplingParams(seed=1), SpeculationParams(Method.PEARL, 8, 32))

@@ -110,6 +110,7 @@ async def running_verifier(
     quotas: Quotas | None = None,
     max_draft_nodes_per_s: float = MAX_NODES_PER_S,
     max_prompt_tokens: int = 0,
+    prefill_chunk: int = 256,
     model: LoadedModel | None = None,
     draft: LoadedModel | None = None,
     device: str = "cpu",
@@ -131,6 +132,7 @@ async def running_verifier(
             "max_num_queued": max_num_queued,
             "queue_timeout_s": queue_timeout_s,
             "max_prompt_tokens": max_prompt_tokens,
+            "prefill_chunk": prefill_chunk,
             "max_draft_nodes_per_s": max_draft_nodes_per_s,
             "stall_timeout_s": stall_timeout_s,
         }

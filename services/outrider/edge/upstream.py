@@ -40,7 +40,7 @@ _CAUSE = re.compile(
 """Matches the cause in gRPC's long sentences about a server that has not answered."""
 
 
-async def responses(call: grpc.aio.Call, address: str) -> AsyncIterator[Any]:
+async def responses(call: Any, address: str) -> AsyncIterator[Any]:
     """Yields the responses of a call. Raises Unavailable if the verifier at this address is silent for too long."""
     while True:
         try:

@@ -153,9 +153,8 @@ class VerifierService:
         if model is None:
             weights = read_weights(self._settings)
             # Read first: what is wrong with it is said before the rest has taken its time.
-            defaults = (
-                default_sampling(weights.model.name_or_path) if self._settings.generation_config == "auto" else {}
-            )
+            is_asked = self._settings.generation_config == "auto"
+            defaults = default_sampling(str(weights.model.name_or_path)) if is_asked else {}
             model = replace(load_for(self._settings, weights, beside), default_sampling=defaults)
         if forward_times_ms is not None:
             return model, forward_times_ms, ForwardTimes(forward_times_ms)

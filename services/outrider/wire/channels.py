@@ -26,8 +26,8 @@ is sent, and what stands between two peers does not forget a connection that has
 means another address now is found there at the next attempt."""
 
 NOT_TAKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-"""Statuses of a server that does not take a call now: another one may, or the same one later. gRPC answers CANCELLED where
-more calls are pending than a server holds, and while it begins to stop; a caller that cancels is not told so."""
+"""Statuses of a server that does not take a call now: another one may, or the same one later. gRPC answers CANCELLED
+where more calls are pending than a server holds, and while it begins to stop; a caller that cancels is not told so."""
 
 MAX_DOUBLINGS = 64
 """Bound of the exponent: no first wait is short enough for more. Floats end at 1023 doublings, which an outage of a

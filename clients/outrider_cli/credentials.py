@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.security.callers import Role
+from outrider.security.callers import DEFAULT_TENANT, Role
 from outrider_cli.failures import FlagError, reported
 from outrider_cli.group import CommandGroup
 from outrider_cli.help import BriefCommand
@@ -48,6 +48,8 @@ def new(
     nowhere.
     """
     with reported():
+        if tenant == DEFAULT_TENANT:
+            raise FlagError("--tenant", "another name: this one stands for those that have none", tenant)
         _check_rate("--requests-per-minute", requests_per_minute)
         _check_rate("--tokens-per-minute", tokens_per_minute)
     token = secrets.token_urlsafe(TOKEN_BYTES)

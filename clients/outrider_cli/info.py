@@ -87,11 +87,9 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
 def _sampling(defaults: types_pb2.SamplingParams) -> str:
     """Returns what counts where a request says nothing."""
     own = ", ".join(f"{field.name} {value:g}" for field, value in defaults.ListFields())
-    return (
-        f"{own} (the model's own, where a request says nothing)"
-        if own
-        else "temperature 1 where a request says nothing"
-    )
+    if not own:
+        return "temperature 1 where a request says nothing"
+    return f"{own} where a request says nothing (the model's generation_config.json)"
 
 
 def _forward_times(times: Iterable[verifier_pb2.ForwardTime]) -> str:

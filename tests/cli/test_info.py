@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from outrider.v1 import verifier_pb2
+from outrider.v1 import types_pb2, verifier_pb2
 from outrider_cli.app import app
 from tests.support.fake_verifier import FakeVerifier
 
@@ -24,6 +24,17 @@ def test_info_shows_what_the_server_is(verifier: FakeVerifier) -> None:
     assert lines["model"].strip() == "fake"
     assert lines["speculator"].strip() == "127.0.0.1:1 (not connected: no answer)"
     assert lines["datastore"].strip() == "none"
+
+
+def test_info_shows_the_sampling_that_counts_where_a_request_says_nothing(verifier: FakeVerifier) -> None:
+    def shown() -> str:
+        lines = runner.invoke(app, ["info", "--address", verifier.address]).stdout.splitlines()
+        return dict(line.split(None, 1) for line in lines)["sampling"]
+
+    assert shown() == "temperature 1 where a request says nothing"
+    verifier.default_sampling = types_pb2.SamplingParams(temperature=0.6, top_k=20, max_tokens=2048)
+    own = "temperature 0.6, top_k 20, max_tokens 2048"
+    assert shown() == f"{own} where a request says nothing (the model's generation_config.json)"
 
 
 def test_info_shows_the_state_and_the_load_of_each_speculator(verifier: FakeVerifier) -> None:

@@ -22,7 +22,10 @@ def checkpoint(folder: Path, text: str) -> str:
     ("given", "found"),
     [
         (QWEN, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
-        ({"min_p": 0.1, "repetition_penalty": 1.1, "max_new_tokens": 9}, {"min_p": 0.1, "repetition_penalty": 1.1, "max_tokens": 9}),
+        (
+            {"min_p": 0.1, "repetition_penalty": 1.1, "max_new_tokens": 9},
+            {"min_p": 0.1, "repetition_penalty": 1.1, "max_tokens": 9},
+        ),
         ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
         ({"temperature": None, "top_k": -1, "do_sample": None, "num_beams": 4}, {"top_k": 0}),
         ({}, {}),

@@ -98,6 +98,7 @@ def test_a_token_file_that_is_none_is_refused_without_being_quoted(tmp_path: Pat
         ('[{"certificate": "a", "roles": ["all"]}]', "0.roles.0"),
         ('[{"certificate": "a", "roles": ["service"], "tennant": "x"}]', "0.tennant: Extra inputs"),
         ('[{"certificate": "a", "roles": ["service"]}]', "need --tls-client-ca"),
+        ('[{"certificate": "a", "roles": ["generate"], "tenant": "default"}]', "0: Value error, tenant must not be"),
         ('[{"certificate": "a", "roles": ["generate"], "limits": {"num_sessions": 0}}]', "num_sessions"),
     ],
 )

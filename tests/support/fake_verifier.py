@@ -100,6 +100,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         """The tokens of those who may ask what it is; None: everybody may."""
         self.num_asked = 0
         """The number of times that it was asked what it is."""
+        self.default_sampling = types_pb2.SamplingParams()
+        """The sampling that it says counts where a request says nothing."""
         self.forward_times: dict[int, float] = {}
         """Milliseconds of its forwards by their rows."""
 
@@ -131,7 +133,12 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         given = dict(context.invocation_metadata()).get("authorization")
         if self.tokens is not None and given not in {f"Bearer {token}" for token in self.tokens}:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this token is not in the server's list")
-        model = types_pb2.ModelInfo(model_id=self.model_id or "fake", vocab_size=256, max_context_len=2048)
+        model = types_pb2.ModelInfo(
+            model_id=self.model_id or "fake",
+            vocab_size=256,
+            max_context_len=2048,
+            default_sampling=self.default_sampling,
+        )
         peer = verifier_pb2.PeerInfo(address="127.0.0.1:1", last_error="no answer")
         times = [verifier_pb2.ForwardTime(num_rows=rows, forward_ms=ms) for rows, ms in self.forward_times.items()]
         return verifier_pb2.GetInfoResponse(

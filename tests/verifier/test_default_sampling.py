@@ -28,7 +28,10 @@ PROMPT = "def parse(text):\n    "
 @pytest.fixture
 async def verifier() -> AsyncIterator[RunningVerifier]:
     model = replace(target_model(), default_sampling=DEFAULTS)
-    async with running_speculator() as speculator, running_verifier(model=model, speculator=speculator.address) as found:
+    async with (
+        running_speculator() as speculator,
+        running_verifier(model=model, speculator=speculator.address) as found,
+    ):
         yield found
 
 

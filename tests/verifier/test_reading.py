@@ -68,7 +68,9 @@ async def test_an_engine_that_hangs_tells_nothing(others: int) -> None:
             running = client.generate("def f(", max_tokens=900, ignore_eos=True) if others else None
             if running is not None:
                 await anext(running)
-            asked = asyncio.create_task(client.complete(prompt(11 + others), max_tokens=4, stall_timeout_s=0.5, resume=False))
+            asked = asyncio.create_task(
+                client.complete(prompt(11 + others), max_tokens=4, stall_timeout_s=0.5, resume=False)
+            )
             await until(lambda: verifier.engine.num_sessions == others + 1)
             hang(verifier, goes_on)
             try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.v1.types_pb2 import ModelInfo
-from outrider.wire.resumption import difference
+from outrider.v1.types_pb2 import ModelInfo, SamplingParams
+from outrider.v1.verifier_pb2 import GenerateRequest
+from outrider.wire.resumption import complete_sampling, difference
 
 BEGUN = {"model_id": "m", "tokenizer_hash": "t", "dtype": "bfloat16", "numerics_id": "a"}
 
@@ -30,3 +31,19 @@ def test_what_would_change_a_text_is_named(here: ModelInfo, problem: str) -> Non
 
 def test_who_has_promised_no_bits_is_continued_anywhere() -> None:
     assert difference(info(numerics_id=""), info()) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "max_tokens", "is_wish"),
+    [({}, 40, True), ({"min_tokens": 60}, 60, True), ({"max_tokens": 50}, 50, False)],
+)
+def test_a_requests_own_values_come_before_the_models(given: dict[str, int], max_tokens: int, is_wish: bool) -> None:
+    model = ModelInfo(default_sampling=SamplingParams(temperature=0, top_p=0.9, max_tokens=40))
+    request = GenerateRequest(sampling=SamplingParams(**given, top_p=1, stop=["a"]))
+    complete_sampling(request, model)
+    drawn = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    assert request.sampling == SamplingParams(**{**drawn, **given, "max_tokens": max_tokens}, stop=["a"])
+    assert request.clamp_max_tokens == is_wish
+    once = request.SerializeToString(deterministic=True)
+    complete_sampling(request, model)
+    assert request.SerializeToString(deterministic=True) == once

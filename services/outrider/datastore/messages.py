@@ -21,7 +21,6 @@ from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.types import (
     ALL_TENANTS,
     DEFAULT_CORPUS,
-    DEFAULT_TENANT,
     TIERS,
     CorpusInfo,
     Limits,
@@ -30,7 +29,7 @@ from outrider.datastore.types import (
     Rejection,
     Scope,
 )
-from outrider.security.callers import Caller, Role, current_caller
+from outrider.security.callers import DEFAULT_TENANT, Caller, Role, current_caller
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
 from outrider.wire.errors import FailedPrecondition, PermissionDenied

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from outrider.core.params import RetrievalScope, Source
 from outrider.core.retrieval.ngrams import Continuation, TokenId
+from outrider.security.callers import DEFAULT_TENANT
 
 DEFAULT_CORPUS = "default"
-DEFAULT_TENANT = "default"
 ALL_TENANTS = ""
 """Stands in place of a tenant for what all tenants share."""
 

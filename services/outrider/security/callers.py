@@ -10,6 +10,10 @@ from typing import Any
 import grpc
 
 
+DEFAULT_TENANT = "default"
+"""Owner, at a datastore, of what belongs to no tenant. So no tenant may have this name."""
+
+
 class Role(Enum):
     """The permissions of a caller. `outrider.security.permissions` has the methods of each."""
 

@@ -16,7 +16,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from outrider.security.callers import NO_LIMITS, Caller, Role, TenantLimits
+from outrider.security.callers import DEFAULT_TENANT, NO_LIMITS, Caller, Role, TenantLimits
 from outrider.security.watched_files import WatchedFiles
 
 MAX_TENANT_LEN = 256
@@ -46,9 +46,11 @@ class CredentialEntry(BaseModel):
     limits: LimitsEntry | None = None
 
     @model_validator(mode="after")
-    def _names_one_thing(self) -> Self:
+    def _names_one_caller(self) -> Self:
         if (self.token_sha256 is None) == (self.certificate is None):
             raise ValueError("must have token_sha256 or certificate, and not both")
+        if self.tenant == DEFAULT_TENANT:
+            raise ValueError(f"tenant must not be {DEFAULT_TENANT!r}, the name of those that have none")
         return self
 
 

@@ -48,9 +48,7 @@ def test_a_rate_that_a_server_would_refuse_is_refused(flag: str, rate: str) -> N
 def test_the_name_of_those_without_a_tenant_is_no_tenants() -> None:
     result = runner.invoke(app, ["credentials", "new", "--role", "generate", "--tenant", "default"])
     assert result.exit_code == 2
-    assert (
-        "error: --tenant must be another name: this one stands for those that have none, got default" in result.stderr
-    )
+    assert "--tenant must be another name: this one stands for those that have none, got 'default'" in result.stderr
 
 
 def test_an_entry_is_added_to_a_file_that_a_server_reads(tmp_path: Path) -> None:

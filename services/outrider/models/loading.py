@@ -113,7 +113,7 @@ class LoadedModel:
     exactness: Exactness
     """Says whether the bits of a row depend on nothing but its text."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    """What counts where a request says nothing, see `outrider.models.generation_config`."""
+    """Sampling that counts where a request says nothing, see `outrider.models.generation_config`."""
 
     @property
     def numerics_id(self) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-
 DEFAULT_TENANT = "default"
 """Owner, at a datastore, of what belongs to no tenant. So no tenant may have this name."""
 

@@ -29,8 +29,8 @@ _Item = TypeVar("_Item")
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
 NEWS_S = 1.0
-"""Silence after which the engine is asked for a reason, and the caller told of it, in seconds: a server that has no room
-yet, or reads a long prompt, shall not be taken for dead, and one whose engine hangs shall."""
+"""Silence after which the engine is asked for a reason, and the caller told of it, in seconds: a server that has no
+room yet, or reads a long prompt, shall not be taken for dead, and one whose engine hangs shall."""
 
 
 class Generation:

@@ -39,4 +39,4 @@ def complete_sampling(request: verifier_pb2.GenerateRequest, model: types_pb2.Mo
 
 
 _WITHOUT_DEFAULTS = types_pb2.SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, repetition_penalty=1)
-"""What counts where neither request nor model say anything."""
+"""Sampling that counts where neither request nor model say anything."""

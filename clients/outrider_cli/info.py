@@ -20,6 +20,7 @@ from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions, verifier_addresses
 from outrider_client.enums import method_name
 from outrider_client.errors import OutriderError
+from outrider_client.tool_calls import ToolCallFormat
 
 SHOWN_ROWS = (1, 8, 16, 32)
 """Rows of the forwards whose times are shown; --json has all of them."""
@@ -66,6 +67,10 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
     table.add_row("tokenizer", f"{model.vocab_size} tokens, sha256 {model.tokenizer_hash[:12]}")
     table.add_row("context", f"{model.max_context_len} tokens")
     table.add_row("sampling", _sampling(model.default_sampling))
+    if response.chat_template:
+        told = ToolCallFormat.of_template(response.chat_template)
+        calls = "in a way that its chat template does not tell" if told is ToolCallFormat.AUTO else f"as {told.value}"
+        table.add_row("tool calls", calls)
     table.add_row("methods", ", ".join(method_name(method) for method in response.methods))
     table.add_row("default method", method_name(response.default_method))
     table.add_row("speculative tokens", f"at most {response.max_num_speculative_tokens} a round")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict, cast
 
 from outrider.v1 import verifier_pb2
 
@@ -162,7 +162,7 @@ def _call(call: object, place: str) -> verifier_pb2.ToolCall:
 def _tool(tool: object, place: str) -> OfferedTool:
     if isinstance(tool, verifier_pb2.Tool):
         return OfferedTool(tool, place, None)
-    given = _given(tool, ("type", "function"), place)
+    given, given_place = _given(tool, ("type", "function"), place), place
     function, place = _function(given, ("name", "description", "parameters", "strict"), place), f"{place}.function"
     if (strict := function.get("strict")) is not None:
         _typed(strict, bool, f"{place}.strict")
@@ -173,6 +173,8 @@ def _tool(tool: object, place: str) -> OfferedTool:
         name=sendable(function.get("name"), f"{place}.name"),
         description=sendable(function.get("description", ""), f"{place}.description"),
         parameters=parameters,
+        # As it was written: a template shows the model all of it, in this order.
+        definition=_json(cast(Mapping[str, Any], tool), given_place),
     )
     return OfferedTool(message, place, strict)
 

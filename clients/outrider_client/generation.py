@@ -85,6 +85,8 @@ class Result:
     """The prompt as the target reads it, where `echo` asked for it."""
     prompt_text: str = ""
     """The text of these tokens, special ones left out."""
+    prompt_text_ends: tuple[int, ...] = ()
+    """Ends of these tokens' texts in it, in characters, where `echo` and `text_ends` asked for them."""
     choices: tuple[Result, ...] = ()
     """All texts, this one first, where several were asked for; each has the seed that alone gives it again."""
     num_cached_prompt_tokens: int = 0
@@ -189,6 +191,17 @@ class Transcript:
         return self._started.prompt_text
 
     @property
+    def prompt_text_ends(self) -> tuple[int, ...]:
+        """Ends of these tokens' texts in it, where `echo` and `text_ends` asked for them."""
+        return tuple(self._started.prompt_text_ends)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of the prompt from its second token on, where they were asked for; all of them once the
+        first chunk is there."""
+        return tuple(self._prompt_logprobs)
+
+    @property
     def results(self) -> tuple[Result | None, ...]:
         """The result of each of the texts; None for one that goes on."""
         return tuple(each._own_result for each in (self, *self._others))
@@ -271,6 +284,7 @@ class Transcript:
             prompt_logprobs=tuple(self._prompt_logprobs),
             prompt_token_ids=tuple(self._started.prompt_token_ids),
             prompt_text=self._started.prompt_text,
+            prompt_text_ends=tuple(self._started.prompt_text_ends),
             num_cached_prompt_tokens=finished.num_cached_prompt_tokens,
         )
 

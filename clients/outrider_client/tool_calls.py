@@ -46,6 +46,33 @@ class ToolCallFormat(Enum):
     QWEN3_CODER = "qwen3_coder"
     """Qwen3-Coder: `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`."""
 
+    @classmethod
+    def of_template(cls, chat_template: str) -> ToolCallFormat:
+        """Returns the format in which a chat template has calls written, told by its markers; AUTO where it has none
+        of these, or those of a family that is not known here.
+
+        >>> ToolCallFormat.of_template("{{ '[TOOL_CALLS]' + calls | tojson }}")
+        <ToolCallFormat.MISTRAL: 'mistral'>
+        """
+        if any(marker in chat_template for marker in _UNKNOWN_MARKERS):
+            return cls.AUTO
+        return next((cls(name) for marker, name in _TEMPLATE_MARKERS if marker in chat_template), cls.AUTO)
+
+
+_TEMPLATE_MARKERS = (
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<｜tool▁call▁begin｜>", "deepseek_v3"),
+    ("<|python_tag|>", "llama3_json"),
+    # Llama 3.2 has no marker: its template tells the model in words what a call is.
+    ('"parameters": dictionary of argument name', "llama3_json"),
+    ("<|python_start|>", "pythonic"),
+)
+"""Markers in a chat template, and the format that each tells. The first that is there counts."""
+_UNKNOWN_MARKERS = ("<arg_key>",)
+"""Markers of calls that look like one of these formats and are none: those of GLM."""
+
 
 def parse_tool_calls(
     text: str, format: ToolCallFormat | str = ToolCallFormat.AUTO, *, tools: Iterable[Mapping[str, Any]] = ()

@@ -278,6 +278,28 @@ def test_a_value_written_as_text_gets_the_type_of_its_schema(parameter: str, wri
     assert json.loads(call.arguments) == {parameter: value}
 
 
+@pytest.mark.parametrize(
+    ("template", "format"),
+    [
+        ("{{ '<tool_call>\\n' + call | tojson + '\\n</tool_call>' }}", "hermes"),
+        ("{{ '[TOOL_CALLS] [' + call | tojson + ']' }}", "mistral"),
+        ("{{ '<|python_tag|>' + call.name + '.call(' }}", "llama3_json"),
+        (
+            'Respond with {"name": function name, "parameters": dictionary of argument name and its value}.',
+            "llama3_json",
+        ),
+        ("{{ '<|python_start|>[' + calls + ']<|python_end|>' }}", "pythonic"),
+        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' }}", "deepseek_v3"),
+        ("{{ '<tool_call>\\n<function=' + name + '>\\n<parameter=' }}", "qwen3_coder"),
+        ("{{ '<tool_call>' + name + '\\n<arg_key>' }}", "auto"),
+        ("{{ messages[0].content }}", "auto"),
+        ("", "auto"),
+    ],
+)
+def test_a_chat_template_tells_the_format(template: str, format: str) -> None:
+    assert ToolCallFormat.of_template(template).value == format
+
+
 def test_a_format_that_there_is_not_is_named() -> None:
     with pytest.raises(ValueError, match=r"format must be one of auto, hermes, .*, got 'xml'"):
         parse_tool_calls("", "xml")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.support.chat_templates import CHATML, model_with_template
+from tests.support.chat_templates import HERMES, model_with_template
 from tests.support.fake_verifier import FakeVerifier, verifier
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.services import running_verifier
@@ -16,11 +16,8 @@ __all__ = ["verifier"]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway() -> AsyncIterator[RunningGateway]:
-    """A real verifier's, with a template that knows tools."""
-    async with (
-        running_verifier(model=model_with_template(CHATML)) as real,
-        running_gateway(real.address, tool_call_format="hermes") as running,
-    ):
+    """A real verifier's, with a template that knows tools, and tells how their calls are written."""
+    async with running_verifier(model=model_with_template(HERMES)) as real, running_gateway(real.address) as running:
         yield running
 
 

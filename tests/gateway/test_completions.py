@@ -11,6 +11,8 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.core.reports import TokenLogprobs
+from outrider.gateway.logprobs import completion_logprobs
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from tests.support.fake_verifier import FakeVerifier
@@ -135,6 +137,76 @@ async def test_log_probabilities_and_offsets_are_parallel_to_the_text(gateway: R
     streamed_tokens = [token for event in pieces for each in event["choices"] if each["logprobs"]
                        for token in each["logprobs"]["tokens"]]  # fmt: skip
     assert streamed_tokens == told["tokens"][len(choice["prompt_token_ids"]) :]
+
+
+async def test_parts_of_characters_have_log_probabilities_of_their_own(gateway: RunningGateway) -> None:
+    body = {"prompt": "Crème brûlée 🍮 数字", "max_tokens": 1, "seed": 7, "echo": True, "logprobs": 5}
+    told = (await gateway.post(COMPLETIONS, **body)).json()["choices"][0]["logprobs"]
+    assert [token for token in told["tokens"] if token.startswith("bytes:\\x")]
+    places = list(zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True))[1:]
+    assert all(len(top) == 5 for _, _, top in places)
+    assert all(top[token] == value for token, value, top in places if token in top)
+
+
+async def test_tokens_that_are_written_alike_are_told_apart_by_their_ids() -> None:
+    known = {1: b"a", 2: b"a", 3: b"", 4: b"", 5: b"\xf0\x9f", 6: b" \xf0"}
+    told = TokenLogprobs(-1.0, 2, ((1, -0.5), (2, -1.0), (3, -2.0), (4, -3.0), (5, -4.0), (6, -5.0)))
+    found = completion_logprobs([2], [told], [0], known, 6)
+    top = {"token_id:1": -0.5, "a": -1.0, "": -2.0, "token_id:4": -3.0, "bytes:\\xf0\\x9f": -4.0, "bytes: \\xf0": -5.0}
+    assert (found["tokens"], found["top_logprobs"]) == (["a"], [top])
+
+
+@pytest.mark.parametrize("more", [{}, {"include_stop_str_in_output": True}, {"skip_special_tokens": False}])
+async def test_a_stop_string_may_be_a_special_token_that_is_no_part_of_the_text(
+    gateway: RunningGateway, more: dict[str, Any]
+) -> None:
+    end = "<|endoftext|>"
+    body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "logit_bias": {"0": 100}, "ignore_eos": True, **more}
+    for stop in (end, f"{end}{end}"):
+        (choice,) = (await gateway.post(COMPLETIONS, **body, stop=[stop])).json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+        assert choice["text"] == (stop if "include_stop_str_in_output" in more else "")
+    events = await streamed(gateway, COMPLETIONS, **body, stop=[end])
+    assert events[-1]["choices"][0]["stop_reason"] == end
+    # It ends where it is said, not where a part of how it is written would be.
+    (choice,) = (await gateway.post(COMPLETIONS, **{**body, "skip_special_tokens": True}, stop=["text"])).json()[
+        "choices"
+    ]
+    assert choice["finish_reason"] == "length"
+
+
+async def test_an_echo_is_part_of_each_text_whole_and_streamed(gateway: RunningGateway) -> None:
+    body = {"prompt": "def né", "logprobs": 1, "echo": True, "n": 2, "max_tokens": 3, "seed": 7}
+    whole = (await gateway.post(COMPLETIONS, **body)).json()["choices"]
+    events = await streamed(gateway, COMPLETIONS, **body)
+    for choice in whole:
+        assert choice["text"].startswith("def né")
+        pieces = [each["logprobs"] for event in events for each in event["choices"] if each["index"] == choice["index"]]
+        assert text_of(events, choice["index"]) == choice["text"]
+        told = choice["logprobs"]
+        assert len({len(each) for each in told.values()}) == 1
+        joined = {name: [one for piece in pieces if piece for one in piece[name]] for name in told}
+        assert (joined["tokens"], joined["text_offset"]) == (told["tokens"], told["text_offset"])
+        assert joined["token_logprobs"] == pytest.approx(told["token_logprobs"], abs=1e-4)
+
+
+async def test_a_prompt_alone_is_told_where_nothing_is_to_be_generated(gateway: RunningGateway) -> None:
+    body = {"prompt": [PROMPT, "né"], "logprobs": 1, "echo": True, "seed": 7}
+    longer = (await gateway.post(COMPLETIONS, **body, max_tokens=1)).json()["choices"]
+    alone = (await gateway.post(COMPLETIONS, **body, max_tokens=0)).json()
+    assert [choice["text"] for choice in alone["choices"]] == [PROMPT, "né"]
+    assert alone["usage"]["completion_tokens"] == 0
+    for choice, other in zip(alone["choices"], longer, strict=True):
+        assert choice["finish_reason"] == "length"
+        told = {name: values[:-1] for name, values in other["logprobs"].items()}
+        assert (told["tokens"], told["text_offset"]) == (
+            choice["logprobs"]["tokens"],
+            choice["logprobs"]["text_offset"],
+        )
+        assert told["token_logprobs"] == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-4)
+    events = await streamed(gateway, COMPLETIONS, **body, max_tokens=0)
+    assert [text_of(events, index) for index in range(2)] == [PROMPT, "né"]
+    assert (await gateway.post(COMPLETIONS, prompt=PROMPT, max_tokens=0)).status_code == 400
 
 
 async def test_log_probabilities_of_a_chat_have_the_bytes_of_each_token(gateway: RunningGateway) -> None:

@@ -277,6 +277,47 @@ async def test_a_tool_call_that_is_cut_off_is_told_as_far_as_it_came(
     assert end["finish_reason"] == "length"
 
 
+MISTRALS = "{{ '[TOOL_CALLS] ' + calls | tojson }}"
+
+
+@pytest.mark.parametrize(("flag", "marker"), [("auto", "[TOOL_CALLS]"), ("hermes", "<tool_call>")])
+async def test_the_chat_template_tells_how_calls_are_written_unless_the_flag_does(
+    verifier: FakeVerifier, flag: str, marker: str
+) -> None:
+    verifier.chat_template = MISTRALS
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    async with running_gateway(verifier.address, tool_call_format=flag) as gateway:
+        answered = await gateway.post(CHAT, messages=HELLO, tools=[tool], tool_choice="required")
+    assert answered.status_code == 200
+    assert marker in verifier.requests[-1].structured_outputs.grammar
+
+
+ONE_CALL = '<tool_call>{"name": "now", "arguments": {"zone": "CET"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_string", "reason"),
+    [
+        ('<tool_call>{"name": "now", "arguments": {"zone": "C', "ET", "stop"),
+        ('<tool_call>{"name": "now", "arguments": {"zone": "C', None, "stop"),
+        (f'{ONE_CALL}</tool_call><tool_call>{{"name": "now", "arguments": {{"zone"', ":", "stop"),
+        (ONE_CALL, "</tool_call>", "tool_calls"),
+        (f"{ONE_CALL}</tool_call> That is ", "all", "tool_calls"),
+    ],
+)
+async def test_a_text_ends_by_its_calls_only_if_all_of_them_are_whole(
+    verifier: FakeVerifier, gateway: RunningGateway, text: str, stop_string: str | None, reason: str
+) -> None:
+    verifier.script = saying(text[:50], text[50:], stop_string=stop_string)
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    body = {"messages": HELLO, "tools": [tool]}
+    (choice,) = (await gateway.post(CHAT, **body)).json()["choices"]
+    *events, _ = events_of((await gateway.post(CHAT, **body, stream=True)).text)
+    for end in (choice, json.loads(events[-1])["choices"][0]):
+        assert (end["finish_reason"], end["stop_reason"]) == (reason, stop_string)
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "now"
+
+
 async def test_counts_are_those_of_what_was_answered(gateway: RunningGateway) -> None:
     await gateway.post(CHAT, messages=HELLO)
     await gateway.post(CHAT, messages=[])

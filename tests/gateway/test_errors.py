@@ -257,4 +257,14 @@ async def test_a_call_that_needs_the_models_format_says_which_flag(gateway: Runn
     response = await gateway.post(CHAT, messages=HELLO, tools=[tool], tool_choice="required")
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tool_choice"
-    assert "--tool-call-format hermes" in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert "--tool-call-format (or OUTRIDER_GATEWAY_TOOL_CALL_FORMAT) hermes" in message
+
+
+async def test_calls_that_no_schema_can_hold_are_not_required(verifier: FakeVerifier, gateway: RunningGateway) -> None:
+    verifier.chat_template = "{{ '<tool_call><function=' + name }}"
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    response = await gateway.post(CHAT, messages=HELLO, tools=[tool], tool_choice="required")
+    message = response.json()["error"]["message"]
+    assert message.startswith("tool_choice 'required' needs calls that a schema can hold")
+    assert message.endswith("this model writes qwen3_coder")

@@ -139,6 +139,14 @@ async def test_a_call_that_is_cut_off_is_a_block_with_what_can_be_read_of_it(
     assert whole["stop_reason"] == "max_tokens"
 
 
+async def test_a_stop_sequence_within_a_call_is_the_reason_of_the_end(
+    verifier: FakeVerifier, scripted: RunningGateway
+) -> None:
+    verifier.script = saying('<tool_call>{"name": "now", "arguments": {"zone": "C', stop_string="E")
+    whole = (await scripted.post(MESSAGES, messages=[HELLO], tools=[NOW], max_tokens=9, stop_sequences=["E"])).json()
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "E")
+
+
 async def test_half_of_a_surrogate_pair_in_an_argument_is_told_as_a_question_mark(
     verifier: FakeVerifier, scripted: RunningGateway
 ) -> None:
@@ -315,7 +323,7 @@ async def test_one_call_at_a_time_needs_to_know_how_calls_are_written(scripted: 
     response = await scripted.post(MESSAGES, messages=[HELLO], tools=[NOW], tool_choice=choice, max_tokens=5)
     assert response.status_code == 400
     message = response.json()["error"]["message"]
-    assert message.startswith("tool_choice.disable_parallel_tool_use needs a gateway")
+    assert message.startswith("tool_choice.disable_parallel_tool_use needs to know how this model writes calls")
     assert "--tool-call-format" in message
 
 

@@ -121,6 +121,18 @@ async def test_a_call_that_is_cut_off_is_an_incomplete_item(verifier: FakeVerifi
     assert [event["delta"] for event in events if "delta" in event] == ['{"zo', 'ne": "C']
 
 
+async def test_a_response_that_a_stop_string_ended_within_a_call_is_incomplete(
+    verifier: FakeVerifier, scripted: RunningGateway
+) -> None:
+    verifier.script = saying('<tool_call>{"name": "now", "arguments": {"zone": "C', stop_string="E")
+    events = await streamed(scripted, input="hello", tools=[NOW], stop=["E"])
+    whole = (await scripted.post(RESPONSES, input="hello", tools=[NOW], stop=["E"])).json()
+    assert events[-1]["type"] == "response.incomplete"
+    for response in (events[-1]["response"], whole):
+        assert [item["status"] for item in response["output"]] == ["incomplete"]
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "stop"})
+
+
 async def test_a_text_of_no_tokens_is_an_empty_message(verifier: FakeVerifier, scripted: RunningGateway) -> None:
     verifier.script = saying()
     whole = (await scripted.post(RESPONSES, input="hello")).json()
@@ -302,6 +314,9 @@ async def test_openais_client_has_its_tools_called_and_answers_them(client: open
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert call.name == "now"
     assert json.loads(call.arguments)["zone"] in ("CET", "UTC")
+    counted = await client.responses.input_tokens.count(model="demo/target", input="What time is it?", tools=[NOW])
+    assert first.usage is not None
+    assert counted.input_tokens == first.usage.input_tokens
     async with client.responses.stream(input="What time is it?", tool_choice="required", **options) as stream:
         names = {event.type async for event in stream}
         final = await stream.get_final_response()

@@ -28,6 +28,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 PATHS = {
     "/v1/chat/completions": (ChatParameters, {**CHAT, "max_tokens": 2}),
     "/v1/responses": (ResponseParameters, {"input": "hi", "max_output_tokens": 2}),
+    "/v1/responses/input_tokens": (ResponseParameters, {"input": "hi"}),
     "/v1/messages": (MessageParameters, {**CHAT, "max_tokens": 2}),
     "/v1/messages/count_tokens": (MessageChat, CHAT),
     "/v1/completions": (CompletionParameters, {"prompt": "hi", "max_tokens": 2}),

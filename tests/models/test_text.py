@@ -17,6 +17,7 @@ from outrider.models.text import (
 )
 from tests.support.chat_templates import ALTERNATING, CHATML, TRIMMING, UPPERCASE, with_template
 from tests.support.services import target_model
+from tests.support.tokenizers import sentencepiece_like
 
 USER = {"role": "user", "content": "How warm is it?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome", "days": 2}}}
@@ -174,3 +175,10 @@ def test_the_bytes_of_each_token_make_up_the_text() -> None:
     assert b"".join(pieces[:-1]).decode() == text
     assert pieces[-1] == b"<|endoftext|>"
     assert b"\xf0" in pieces, "a character of several tokens has its bytes one by one"
+
+
+def test_a_word_is_spelled_within_a_text_too_where_a_text_begins_with_a_space() -> None:
+    tokenizer = sentencepiece_like()
+    names = [tokenizer.convert_ids_to_tokens(list(spelling)) for spelling in TextCodec(tokenizer).spellings("s")]
+    assert ["s"] in names
+    assert ["\u2581", "s"] in names

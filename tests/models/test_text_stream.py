@@ -20,6 +20,8 @@ WORDS = ["\u2581", "\u2581river", "river", "s", ".", "\u2581\u2581", "日", "\uf
 TELLING = [0x0A, 0x41, 0x97, 0xA5, 0xE6]
 """Bytes that runs have often: a line break, a letter, and those of 日."""
 BYTES = [f"<0x{byte:02X}>" for byte in dict.fromkeys([*TELLING, *range(256)])]
+NO_TOKEN = 2**20
+"""An id that no tokenizer here has: a prompt of it has no text."""
 HOLES = 3
 """Ids behind the tokenizer's last one, as a model's padding has them."""
 
@@ -150,4 +152,35 @@ def test_bytes_that_never_form_a_character_are_decoded_in_linear_time(kind: str)
 
 def _spec(stop: tuple[str, ...], min_tokens: int = 0) -> SessionSpec:
     sampling = SamplingParams(seed=1, min_tokens=min_tokens)
-    return SessionSpec("s", (1,), sampling, SpeculationParams(), vocab_size=4096, max_tokens=64, stop=stop)
+    return SessionSpec("s", (NO_TOKEN,), sampling, SpeculationParams(), vocab_size=4096, max_tokens=64, stop=stop)
+
+
+@kinds
+@given(before=runs, run=runs, skips=st.booleans(), cuts=st.sets(st.integers(0, 40)))
+def test_what_follows_other_tokens_is_what_the_whole_decoder_adds_to_their_text(
+    kind: str, before: list[int], run: list[int], skips: bool, cuts: set[int]
+) -> None:
+    prompt, tokens = _tokens(kind, before), _tokens(kind, run)
+    stream, text = CODECS[kind].stream(after=prompt, skip_special_tokens=skips), ""
+    for begin, stop in pairwise(sorted({0, len(tokens), *(cut for cut in cuts if cut < len(tokens))})):
+        text += stream.step(tokens[begin:stop])
+        assert stream.num_characters == len(text)
+    text += stream.finish()
+    of_prompt, whole = (TOKENIZERS[kind].decode(each, skip_special_tokens=skips) for each in (prompt, prompt + tokens))
+    # Where bytes of the prompt and of what follows form, or break, a character together, neither has a text of its own.
+    if whole.startswith(of_prompt) and not of_prompt.endswith("\ufffd"):
+        assert of_prompt + text == whole
+
+
+@pytest.mark.parametrize(("kind", "names"), [("byte_level", ["ðŁ", "Į", "Ġriver"]), ("byte_fallback", ["<0xE6>", "s"])])
+def test_a_character_that_the_prompt_has_begun_is_no_part_of_what_follows(kind: str, names: list[str]) -> None:
+    begun, *tokens = _named(kind, *names)
+    stream = CODECS[kind].stream(after=[*_named(kind, "s"), begun])
+    assert stream.step(tokens) + stream.finish() == CODECS[kind].decode(tokens)
+
+
+def test_a_first_space_is_kept_behind_nothing_where_the_text_must_be_that_of_its_tokens() -> None:
+    (river,) = _named("byte_fallback", "\u2581river")
+    for keeps, text in ((False, "river"), (True, " river")):
+        stream = CODECS["byte_fallback"].stream(after=_named("byte_fallback", "<end>"), keeps_first_space=keeps)
+        assert stream.step([river]) == text

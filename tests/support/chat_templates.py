@@ -44,6 +44,20 @@ CHATML = """
 """
 """Knows tools, their calls and answers, every role, and a variable `enable_thinking`."""
 
+HERMES = """
+{%- for tool in tools or [] %}{{- tool | tojson + '\\n' }}{%- endfor %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+        {{- '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""Shows the model tools as they are, and has calls written as Hermes does."""
+
 ALTERNATING = """
 {%- for message in messages %}
     {%- if message.role not in ('user', 'assistant') %}{{- raise_exception('no role ' + message.role) }}{%- endif %}

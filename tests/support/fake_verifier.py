@@ -58,8 +58,8 @@ def a_good_generation(request: GenerateRequest, context: grpc.ServicerContext) -
     yield finished()
 
 
-def saying(*pieces: str, is_cut: bool = False) -> Script:
-    """Says a text in these pieces, a token each. `is_cut`: it may not be longer."""
+def saying(*pieces: str, is_cut: bool = False, stop_string: str | None = None) -> Script:
+    """Says a text in these pieces, a token each. `is_cut`: it may not be longer. `stop_string`: has ended it."""
 
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         yield started()
@@ -68,6 +68,9 @@ def saying(*pieces: str, is_cut: bool = False) -> Script:
         end = finished(len(pieces))
         if is_cut:
             end.finished.reason = verifier_pb2.FINISH_REASON_LENGTH
+        if stop_string is not None:
+            end.finished.ClearField("stop_token_id")
+            end.finished.stop_string = stop_string
         yield end
 
     return script
@@ -94,6 +97,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         """The speculators that it says it has."""
         self.model_id = ""
         """The model that it says it has; empty: "fake", and nothing when it starts."""
+        self.chat_template = ""
+        """The chat template that it says it has."""
         self.has_template = True
         """False if it refuses to tokenize chats."""
         self.tokens: set[str] | None = None
@@ -148,6 +153,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             version="1",
             speculators=self.speculators,
             forward_times=times,
+            chat_template=self.chat_template,
         )
 
 

@@ -14,7 +14,7 @@ import httpx
 from outrider.gateway.exchange import Gateway
 from outrider.gateway.run import GatewayServer
 from outrider.gateway.settings import GatewaySettings
-from tests.support.chat_templates import CHATML, model_with_template
+from tests.support.chat_templates import HERMES, model_with_template
 from tests.support.services import running_speculator, running_verifier
 
 
@@ -73,7 +73,7 @@ async def running_services() -> AsyncIterator[RunningGateway]:
     """A gateway, and real services behind it: a verifier whose template knows tools, and a speculator that drafts."""
     async with (
         running_speculator() as speculator,
-        running_verifier(speculator=speculator.address, model=model_with_template(CHATML)) as verifier,
-        running_gateway(verifier.address, tool_call_format="hermes") as gateway,
+        running_verifier(speculator=speculator.address, model=model_with_template(HERMES)) as verifier,
+        running_gateway(verifier.address) as gateway,
     ):
         yield gateway

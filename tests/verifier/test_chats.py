@@ -17,7 +17,8 @@ from outrider.verifier.admission import MAX_TOKEN_LEN, Limits, prompt_token_ids,
 from outrider.verifier.chats import chat_from_proto, num_characters
 from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange, RpcError
 from outrider.wire.speculation import SpeculationLimits
-from tests.support.chat_templates import ALTERNATING, CHATML, UPPERCASE, model_with_template, with_template
+from outrider_client.requests import prompt_message
+from tests.support.chat_templates import ALTERNATING, CHATML, HERMES, UPPERCASE, model_with_template, with_template
 from tests.support.services import running_verifier, target_model
 
 USER = {"role": "user", "content": "How warm is it?"}
@@ -46,6 +47,12 @@ def chat(*messages: dict[str, Any], **fields: Any) -> ChatMessages:
         (chat(call(arguments='{"a": NaN}')), "messages[0].tool_calls[0].arguments", "NaN is no JSON value"),
         (chat(USER, tools=[{"name": "a"}, {"description": "?"}]), "tools[1].name", "must be set"),
         (chat(USER, tools=[{"name": "a", "parameters": "object"}]), "tools[0].parameters", "must be a JSON object"),
+        (chat(USER, tools=[{"name": "a", "definition": "a"}]), "tools[0].definition", "must be a JSON object"),
+        (
+            chat(USER, tools=[{"name": "a", "definition": '{"function": {"name": "b"}}'}]),
+            "tools[0].definition",
+            """must have "function", an object with the name 'a'""",
+        ),
         (chat(USER, chat_template_kwargs="{'a': 1}"), "chat_template_kwargs", "must be a JSON object as text: Expecti"),
         (chat(USER, chat_template_kwargs="null"), "chat_template_kwargs", "must be a JSON object as text, got a None"),
         (chat(USER, chat_template_kwargs="[" * 9999), "chat_template_kwargs", "must be a JSON object as text"),
@@ -191,6 +198,23 @@ def test_a_chat_that_cannot_fit_is_refused_before_it_is_rendered(long: dict[str,
     limits = Limits(defaults=None, speculation=SpeculationLimits(), has_speculator=False, has_datastore=False)  # type: ignore[arg-type]
     with pytest.raises(OutOfRange, match="prompt must be shorter than the context of 2048 tokens, got"):
         session_specs(request, target_model(), TextCodec(Unused()), limits, Grammars(None, 1, ()), brings_drafts=False)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "now"}},
+        {"function": {"strict": True, "parameters": {"type": "object"}, "name": "now"}, "type": "function"},
+        {"type": "function", "function": {"name": "now", "strict": False, "description": "größer", "parameters": {}}},
+        {"type": "function", "function": {"description": None, "name": "now", "parameters": {"b": 1.0, "a": [None]}}},
+    ],
+)
+def test_a_template_shows_a_tool_as_its_caller_has_written_it(tool: dict[str, Any]) -> None:
+    model = model_with_template(HERMES)
+    prompt = prompt_message([USER], {"tools": [tool]})
+    shown = model.tokenizer.apply_chat_template([USER], tools=[tool], tokenize=False, add_generation_prompt=True)
+    expected = model.tokenizer(shown, add_special_tokens=False)["input_ids"]
+    assert list(prompt_token_ids(prompt, model, TextCodec(model.tokenizer))) == expected
 
 
 async def test_a_chat_with_tools_is_generated_from_and_tokenized_alike() -> None:

@@ -2,63 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+
+SIGN = 0xD800
+"""The first of the characters that stand for special tokens: halves of surrogate pairs, which no text has."""
 
 
 class StopStrings:
     """Finds where a text first has one of several strings, and holds back what may still become one.
 
     The string that ends first counts; of two that end at the same place, the longer one. So the end does not depend on
-    where the text is cut into pieces.
+    where the text is cut into pieces. Special tokens that are left out of the text that is told are whole, or not
+    there: a string may have one as it is written, and never ends within one.
     """
 
-    def __init__(self, strings: Sequence[str], *, includes_stop: bool = False) -> None:
+    def __init__(
+        self, strings: Sequence[str], special_tokens: Collection[str] = (), *, includes_stop: bool = False
+    ) -> None:
         """
         Args:
             strings: At least one; none is empty.
-            includes_stop: Whether the text has the stop string at its end.
+            special_tokens: As they are written; those that are left out.
+            includes_stop: Whether the text has the stop string at its end, all of it.
         """
-        self._strings, self._includes_stop = tuple(strings), includes_stop
+        self._includes_stop = includes_stop
+        named = sorted(token for token in special_tokens if any(token in string for string in strings))
+        self._signs = {token: chr(SIGN + number) for number, token in enumerate(named)}
+        self._strings = {string: string for string in strings} | {
+            self._with_signs(string): string for string in strings
+        }
+        """The strings by what they are in a text: as they are, and with signs in place of special tokens."""
         self._held = ""
         self._num_seen_ahead = 0
         """Characters behind what is held that were an outlook before."""
         self.found: str | None = None
         """The stop string, once the text has one."""
 
-    def feed(self, piece: str, outlook: str = "", *, may_stop: bool = True) -> str:
+    def feed(self, piece: str, outlook: str = "", left_out: str = "", *, may_stop: bool = True) -> str:
         """Takes in the next piece; returns the text that is decided by it. Nothing may follow once a string is found.
 
         Args:
             piece: Follows the text so far.
             outlook: Follows the piece if the text ends here, as it does if a string is found. It comes again, or
                 something else does, in later pieces.
-            may_stop: False if a string that ends in this piece or in the outlook does not count.
+            left_out: A special token that follows that, and is no part of the text that is told.
+            may_stop: False if a string that ends in this piece or behind it does not count.
         """
-        text, num_before = self._held + piece + outlook, len(self._held) + self._num_seen_ahead
+        sign, num_before = self._signs.get(left_out, ""), len(self._held) + self._num_seen_ahead
         self._num_seen_ahead = len(outlook)
+        text = self._held + piece + outlook + sign
         if may_stop and (match := self._first(text, num_before)) is not None:
-            begin, end = match
-            self.found, self._held = text[begin:end], ""
-            return text[: end if self._includes_stop else begin]
-        text = text[: len(text) - len(outlook)]
-        num_held = max((_overlap(text, string) for string in self._strings), default=0)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
+            _, begin, self.found = match
+            self._held = ""
+            return self._told(text[:begin]) + (self.found if self._includes_stop else "")
+        text = self._held + piece + sign
+        begin = min(self._begun(text, places) for places in self._views(text))
+        self._held = text[begin:]
+        return self._told(text[:begin])
 
     def finish(self) -> str:
         """Returns what was held back: no more text follows."""
         held, self._held = self._held, ""
-        return held
+        return self._told(held)
 
-    def _first(self, text: str, num_before: int) -> tuple[int, int] | None:
-        """Returns where the first stop string begins and ends that ends behind the first characters."""
+    def _first(self, text: str, num_before: int) -> tuple[int, int, str] | None:
+        """Returns where the first stop string ends and begins that ends behind the first characters, and the string."""
         matches = []
-        for string in self._strings:
-            # A string that ended before was passed over, as it did not count there.
-            begin = text.find(string, max(0, num_before - len(string) + 1))
-            if begin >= 0:
-                matches.append((begin, begin + len(string)))
-        return min(matches, key=lambda match: (match[1], match[0]), default=None)
+        for places in self._views(text):
+            view, first = _at(text, places), bisect_left(places, num_before)
+            for form, string in self._strings.items():
+                # A string that ended before was passed over, as it did not count there.
+                begin = view.find(form, max(0, first - len(form) + 1))
+                if begin >= 0:
+                    matches.append((places[begin + len(form) - 1] + 1, places[begin], string))
+        return min(matches, default=None)
+
+    def _begun(self, text: str, places: Sequence[int]) -> int:
+        """Returns where that begins in a view of a text which may become a stop string; its end if nothing may."""
+        overlap = max((_overlap(_at(text, places), form) for form in self._strings), default=0)
+        return places[len(places) - overlap] if overlap else len(text)
+
+    def _views(self, text: str) -> list[Sequence[int]]:
+        """Returns the places of all characters; and where some are signs, those of the others."""
+        views: list[Sequence[int]] = [range(len(text))]
+        if any(sign in text for sign in self._signs.values()):
+            views.append([place for place, character in enumerate(text) if character not in self._signs.values()])
+        return views
+
+    def _told(self, text: str) -> str:
+        return text.translate(dict.fromkeys(map(ord, self._signs.values())))
+
+    def _with_signs(self, string: str) -> str:
+        # Of two of which one begins the other, the longer one is meant.
+        for token in sorted(self._signs, key=len, reverse=True):
+            string = string.replace(token, self._signs[token])
+        return string
+
+
+def _at(text: str, places: Sequence[int]) -> str:
+    """Returns the characters at some places."""
+    return text if len(places) == len(text) else "".join([text[place] for place in places])
 
 
 def _overlap(text: str, string: str) -> int:

@@ -26,7 +26,7 @@ from outrider.gateway.models import detokenize, model, models, tokenize
 from outrider.gateway.openapi import openapi
 from outrider.gateway.page.load import load
 from outrider.gateway.page.routes import file, index
-from outrider.gateway.responses import responses
+from outrider.gateway.responses import count_input_tokens, responses
 from outrider.gateway.sites import check_site
 from outrider.gateway.streams import answer
 from outrider.server.export import ServiceMetrics
@@ -65,6 +65,7 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
         "/v1/responses": responses,
+        "/v1/responses/input_tokens": count_input_tokens,
         MESSAGES: messages,
         f"{MESSAGES}/count_tokens": count_tokens,
         "/tokenize": tokenize,

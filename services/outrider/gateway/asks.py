@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from outrider.gateway.chats import without_notes
@@ -63,6 +63,8 @@ class Ask:
     echo: bool = False
     """True if the text of a completion begins with the prompt."""
     tells_prompt_logprobs: bool = False
+    is_prompt_alone: bool = False
+    """True if the prompt is all of the text: what the verifier generates, to tell of the prompt, is left out."""
 
 
 def completion_ask(given: CompletionParameters) -> Ask:
@@ -75,7 +77,11 @@ def completion_ask(given: CompletionParameters) -> Ask:
             options["prompt_logprobs"] = given.logprobs
     if given.echo:
         options["echo"] = True
-    return _ask(given, completion_prompts(given.prompt), options, echo=given.echo)
+    is_prompt_alone = given.echo and given.max_tokens == 0
+    if is_prompt_alone:
+        options["max_tokens"] = 1
+    ask = _ask(given, completion_prompts(given.prompt), options, echo=given.echo)
+    return replace(ask, is_prompt_alone=is_prompt_alone)
 
 
 def completion_prompts(prompt: object) -> list[Prompt]:

@@ -30,7 +30,9 @@ from outrider_client.generation import Chunk, Result
 
 async def chat_completions(exchange: Exchange) -> None:
     """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    given, ask = await exchange.asked(ChatParameters, partial(chat_ask, tool_call_format=exchange.tool_call_format))
+    given = await exchange.parameters(ChatParameters)
+    call_format = await exchange.tool_call_format(given.tools)
+    ask = await exchange.heavy(partial(chat_ask, given, call_format))
     await exchange.generate(ask, ChatAnswer, given.model)
 
 
@@ -62,7 +64,7 @@ class ChatAnswer(ChoicesAnswer):
             "index": index,
             "message": message,
             "logprobs": await self._logprobs(result),
-            "finish_reason": reply.finish_reason(result),
+            "finish_reason": reply.ended(index, result).finish_reason,
             "stop_reason": self.stop_reason(result),
         }
         if self.ask.returns_token_ids:
@@ -87,8 +89,7 @@ class ChatAnswer(ChoicesAnswer):
                     if event.text:
                         await stream.send(texts.event(choice, event.text))
                 else:
-                    reason = event.finish_reason.value
-                    await stream.send(self._end(Ended(choice, reason, event), results))
+                    await stream.send(self._end(Reply(None).ended(choice, event), results))
         else:
             async for said in replies(outputs, ask.tool_use):
                 if isinstance(said, Ended):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from outrider.gateway import logprobs, reports
@@ -12,12 +13,16 @@ from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
 from outrider.gateway.parameters import CompletionParameters
 from outrider.gateway.streams import DONE, EventStream, TextEvents, event_of
+from outrider_client.client import Generation
 from outrider_client.generation import Chunk, Result
+
+NOTHING = Chunk(token_ids=(), sources=(), text="", num_drafted=0)
 
 
 async def completions(exchange: Exchange) -> None:
     """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    given, ask = await exchange.asked(CompletionParameters, completion_ask)
+    given = await exchange.parameters(CompletionParameters)
+    ask = await exchange.heavy(partial(completion_ask, given))
     await exchange.generate(ask, CompletionAnswer, given.model)
 
 
@@ -35,22 +40,27 @@ class CompletionAnswer(ChoicesAnswer):
     async def whole(self, outputs: Outputs) -> dict[str, Any]:
         """Returns the answer that is not streamed."""
         chunks, results = await outputs.all()
-        choices = [await self._choice(index, result, chunks[index]) for index, result in enumerate(results)]
+        choices = [
+            # What is told of a prompt comes with the first of its texts.
+            await self._choice(index, result, results[index - index % self.ask.n], chunks[index])
+            for index, result in enumerate(results)
+        ]
         return {**self.base, "choices": choices, **self.totals(results)}
 
-    async def _choice(self, index: int, result: Result, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        begin = result.prompt_text if self.ask.echo else ""
+    async def _choice(self, index: int, result: Result, first: Result, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        begin = first.prompt_text if self.ask.echo else ""
         ends = [end for chunk in chunks for end in chunk.text_ends]
+        told = await self._logprobs(result, ends, 0, len(begin))
         choice = {
             **_choice(index, begin + result.text),
-            "logprobs": await self._logprobs(result, ends, 0, prompt=result if self.ask.echo else None),
+            "logprobs": await self._with_prompt(first, told) if self.ask.echo else told,
             "finish_reason": result.finish_reason.value,
             "stop_reason": self.stop_reason(result),
         }
         if self.ask.tells_prompt_logprobs:
-            choice["prompt_logprobs"] = await self.prompt_logprobs(result)
+            choice["prompt_logprobs"] = await self.prompt_logprobs(first)
         if self.ask.returns_token_ids:
-            choice |= {"prompt_token_ids": list(result.prompt_token_ids), "token_ids": list(result.token_ids)}
+            choice |= {"prompt_token_ids": list(first.prompt_token_ids), "token_ids": list(result.token_ids)}
         if self.ask.reports:
             choice["speculation"] = reports.token_report(chunks, len(result.text))
         return choice
@@ -65,7 +75,7 @@ class CompletionAnswer(ChoicesAnswer):
             if not begun[choice]:
                 begun[choice] = True
                 if self.ask.echo or self.ask.returns_token_ids:
-                    await stream.send(self._beginning(outputs, choice))
+                    await stream.send(await self._beginning(outputs, choice))
             if not isinstance(event, Chunk):
                 results[choice] = event
                 last = {**_choice(choice, ""), "finish_reason": event.finish_reason.value}
@@ -79,16 +89,20 @@ class CompletionAnswer(ChoicesAnswer):
         await self.end(stream, results)
         await stream.send(DONE)
 
-    def _beginning(self, outputs: Outputs, choice: int) -> bytes:
+    async def _beginning(self, outputs: Outputs, choice: int) -> bytes:
         """Returns the event that comes before what is generated: the prompt, where it is asked for."""
         generation = outputs.generations[choice // self.ask.n]
         told = _choice(choice, generation.prompt_text if self.ask.echo else "")
+        if self.ask.echo:
+            told["logprobs"] = await self._with_prompt(generation, await self._logprobs(NOTHING, (), 0, 0))
         if self.ask.returns_token_ids:
             told |= {"prompt_token_ids": list(generation.prompt_token_ids), "token_ids": []}
         return event_of({**self.base, "choices": [told]})
 
     async def _piece(self, outputs: Outputs, index: int, chunk: Chunk, begin: int) -> bytes:
-        choice = {**_choice(index, chunk.text), "logprobs": await self._logprobs(chunk, chunk.text_ends, begin)}
+        before = len(outputs.generations[index // self.ask.n].prompt_text) if self.ask.echo else 0
+        told = await self._logprobs(chunk, chunk.text_ends, begin, before)
+        choice = {**_choice(index, chunk.text), "logprobs": told}
         if self.ask.returns_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         if self.ask.reports:
@@ -96,42 +110,37 @@ class CompletionAnswer(ChoicesAnswer):
         return event_of({**self.base, "choices": [choice], **self.usage_so_far(outputs, chunk)})
 
     async def _logprobs(
-        self, told: Chunk | Result, ends: Sequence[int], begin: int, prompt: Result | None = None
+        self, told: Chunk | Result, ends: Sequence[int], begin: int, before: int
     ) -> dict[str, Any] | None:
-        """Returns the log-probabilities of tokens, those of the prompt before them where it is part of the text.
+        """Returns the log-probabilities of tokens; None where nobody asks for them.
 
         Args:
             told: What has the tokens.
-            ends: Where the text of each ends.
-            begin: Where the text of the first one begins.
-            prompt: What has the prompt; None if it is not to be told.
+            ends: Where the text of each ends in the text that is generated.
+            begin: Where the text of the first one begins there.
+            before: Length of what precedes that.
         """
         num_top = self.ask.options.get("logprobs")
         if num_top is None:
             return None
-        token_ids, values = list(told.token_ids), list(told.logprobs)
         begins = logprobs.begins_of(ends, begin, len(told.text) if isinstance(told, Result) else None)
+        known = await logprobs.token_texts(self.upstream, told.token_ids, told.logprobs)
+        places = [before + place for place in begins]
+        return logprobs.completion_logprobs(told.token_ids, told.logprobs, places, known, num_top)
+
+    async def _with_prompt(
+        self, prompt: Result | Generation, told: dict[str, list[Any] | None] | None
+    ) -> dict[str, list[Any] | None] | None:
+        """Returns the log-probabilities of a prompt, and what is told of the tokens behind it."""
+        num_top = self.ask.options.get("logprobs")
+        if num_top is None or told is None:
+            return None
+        token_ids, values = prompt.prompt_token_ids, prompt.prompt_logprobs
         known = await logprobs.token_texts(self.upstream, token_ids, values)
-        if prompt is None:
-            return logprobs.completion_logprobs(token_ids, values, begins, known, num_top)
-        known |= await logprobs.token_texts(self.upstream, prompt.prompt_token_ids, prompt.prompt_logprobs)
-        before = _lengths_before(prompt, known)
-        return logprobs.completion_logprobs(
-            [*prompt.prompt_token_ids, *token_ids],
-            [None, *prompt.prompt_logprobs, *values],
-            [*before, *(len(prompt.prompt_text) + begin for begin in begins)],
-            known,
-            num_top,
-        )
-
-
-def _lengths_before(prompt: Result, known: dict[int, bytes]) -> list[int]:
-    """Returns where the text of each token of a prompt begins: as many characters as those before it have finished."""
-    begins, text = [], b""
-    for token_id in prompt.prompt_token_ids:
-        begins.append(min(len(text.decode(errors="ignore")), len(prompt.prompt_text)))
-        text += known[token_id]
-    return begins
+        begins = logprobs.begins_of(prompt.prompt_text_ends, 0)
+        # The first token of a prompt has none.
+        begun = logprobs.completion_logprobs(token_ids, [None, *values], begins, known, num_top)
+        return {name: None if more is None else begun[name] + more for name, more in told.items()}
 
 
 def _choice(index: int, text: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import grpc
 
 from outrider.wire.errors import shortened
 from outrider_client.errors import InvalidArgument, OutriderError, ResourceExhausted, Unavailable
+from outrider_client.tool_calls import ToolCallFormat
 
 
 class ApiError(Exception):
@@ -157,7 +158,7 @@ _FIELD = re.compile(r"((?:prompt|speculation|sampling|report|structured_outputs)
 """A field with which a message begins that names it nowhere else."""
 _OPTION = re.compile(r"([a-z_]+(?:\[\d+\]|\.[A-Za-z_$-]+)*)(?=:? )")
 _FORMAT = re.compile(
-    r"tool_call_format must be one of (.+) with (tool_choice|strict tools|parallel_tool_calls)(.*), got"
+    r"tool_call_format must be one of (.+) with (tool_choice|strict tools|parallel_tool_calls)(.*), got '(\w+)'"
 )
 _REASONS = {"strict tools": "tools"}
 
@@ -168,7 +169,11 @@ def from_option(error: TypeError | ValueError, names: FieldNames = NAMES) -> Api
     if found := _FORMAT.match(message):
         reason = _REASONS.get(found[2], found[2])
         param = names.of(reason)
-        rule = f"needs a gateway that knows how this model writes calls: start it with --tool-call-format {found[1]}"
+        rule = f"needs calls that a schema can hold, as those of {found[1]}: this model writes {found[4]}"
+        if found[4] == ToolCallFormat.AUTO.value:
+            # `outrider up` starts a gateway, and has its variables.
+            rule = "needs to know how this model writes calls, and its chat template does not tell: start the gateway "
+            rule += f"with --tool-call-format (or OUTRIDER_GATEWAY_TOOL_CALL_FORMAT) {found[1]}"
         # With its value, unless the request has another name for it, and another value.
         what = f"{found[2]}{found[3]}" if param == reason else param
         return ApiError(400, f"{what} {rule}", code="unsupported_value", param=param)

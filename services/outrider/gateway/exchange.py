@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from outrider.gateway import leniency
 from outrider.gateway.answers import Answer
 from outrider.gateway.asks import Ask
 from outrider.gateway.bodies import SMALL_BYTES, no_room, num_parts, parsed, read_body
@@ -26,6 +27,7 @@ from outrider.server.lanes import Lane
 from outrider.wire.errors import ResourceExhausted
 from outrider_client.client import Client
 from outrider_client.errors import OutriderError
+from outrider_client.tool_calls import ToolCallFormat
 
 REQUEST_ID = "x-request-id"
 ABORT = "outrider.abort"
@@ -62,7 +64,7 @@ class Exchange:
         self.gateway, self.scope, self.receive, self.send = gateway, scope, receive, send
         self.headers = Headers(scope=scope)
         self.upstream, self.metrics, self.settings = gateway.upstream, gateway.metrics, gateway.settings
-        self.tool_call_format: str = gateway.settings.tool_call_format
+        self._left_aside: list[str] = []
 
     @property
     def token(self) -> str:
@@ -73,27 +75,17 @@ class Exchange:
         """Returns a client that calls with the caller's token. Raises ApiError."""
         return self.upstream.for_caller(self.token)
 
-    async def asked(self, kind: type[_P], make: Callable[[_P], _T]) -> tuple[_P, _T]:
-        """Returns the body as a request of a kind, and what `make` makes of that. Raises ApiError, OutriderError,
-        ClientGone."""
-
-        def both(values: dict[str, Any]) -> tuple[_P, _T]:
-            given = checked(kind, values)
-            return given, make(given)
-
-        return await self.body(both)
-
-    async def body(self, make: Callable[[dict[str, Any]], _T]) -> _T:
-        """Returns what `make` makes of the body, a JSON object. Raises ApiError, OutriderError, ClientGone."""
+    async def body(self) -> dict[str, Any]:
+        """Returns the body, a JSON object. Raises ApiError, OutriderError, ClientGone."""
         body = await read_body(self.scope, self.receive, self._holding, self.settings.max_body_bytes, self._admit)
         size, self._is_large = len(body), len(body) > SMALL_BYTES
-        made, count = await self.heavy(lambda: (make(parsed(body)), num_parts(body)))
+        values, count = await self.heavy(lambda: (parsed(body), num_parts(body)))
         self._holding.offer()
         self._holding.set(BYTE_COST * size + PART_COST * count)
         self._holding.keep()
         if self._holding.has_given_way:
             raise no_room()
-        return made
+        return values
 
     async def heavy(self, work: Callable[[], _T]) -> _T:
         """Returns what `work` returns, or raises what it raises, called in a thread if the body is large. Raises
@@ -108,6 +100,21 @@ class Exchange:
     async def _admit(self) -> None:
         await self.upstream.admit(self.token)
 
+    async def tool_call_format(self, tools: object) -> str:
+        """Returns how the model writes calls of a request's tools. Raises ApiError, OutriderError."""
+        # Without tools nobody asks, and the verifier need not be there.
+        return (await self.upstream.tool_call_format(self.token) if tools else ToolCallFormat.AUTO).value
+
+    async def parameters(self, kind: type[_P]) -> _P:
+        """Returns the body as a request of a kind. Raises ApiError, OutriderError, ClientGone."""
+        values = await self.body()
+        if self.settings.lenient:
+            # Whoever asks for variables of the template is about to ask the verifier anyway.
+            template = (await self.upstream.model(self.token)).chat_template if "chat_template_kwargs" in values else ""
+            values, self._left_aside = leniency.without_effect(kind, values, template)
+            self.metrics.left_aside.add(self._left_aside)
+        return await self.heavy(partial(checked, kind, values))
+
     async def answer(self, value: object, status: int = 200) -> None:
         """Answers with JSON."""
         await answer(self.send, status, value)
@@ -118,7 +125,7 @@ class Exchange:
         async with Outputs(client, ask, self.heavy) as outputs:
             try:
                 made = await unless_gone(self.receive, self._begin(ask, outputs, kind, asked_model))
-                headers = {REQUEST_ID: outputs.session_id}
+                headers = {REQUEST_ID: outputs.session_id, **leniency.header(self._left_aside)}
                 if ask.stream is not None:
                     stream = EventStream(self.receive, self.send, self.settings.stall_timeout_s, made.ping)
                     with self.metrics.stream():

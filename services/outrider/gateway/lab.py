@@ -29,7 +29,7 @@ async def lab_action(exchange: Exchange) -> None:
     # Whoever else may use the gateway may not break it.
     check_host(exchange.headers)
     check_origin(exchange.headers)
-    await exchange.answer(await _asked(exchange.settings.lab_socket, await exchange.body(_action)))
+    await exchange.answer(await _asked(exchange.settings.lab_socket, _action(await exchange.body())))
 
 
 def _action(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,15 +53,27 @@ def completion_logprobs(
         num_top: How many tokens are told beside each.
     """
     return {
-        "tokens": [_text(known[token_id]) for token_id in token_ids],
+        "tokens": [_key(known[token_id]) for token_id in token_ids],
         "token_logprobs": [None if each is None else max(each.logprob, LOWEST) for each in told],
         "top_logprobs": [
-            None if each is None else {_text(known[other]): max(value, LOWEST) for other, value in each.top}
-            for each in told
+            None if each is None else _by_key(token_id, each.top, known)
+            for token_id, each in zip(token_ids, told, strict=True)
         ]
         if num_top
         else None,
         "text_offset": list(begins),
+    }
+
+
+def _by_key(own: int, top: Iterable[tuple[int, float]], known: Mapping[int, bytes]) -> dict[str, float]:
+    """Returns the log-probabilities of the tokens at one place, by their keys. Of several with one key, that is the
+    key of the place's own token, or else of the most probable one; the others go by their ids, as vLLM writes these."""
+    keys = {_key(known[own]): own}
+    for token_id, _ in top:
+        keys.setdefault(_key(known[token_id]), token_id)
+    return {
+        key if keys[key := _key(known[token_id])] == token_id else f"token_id:{token_id}": max(logprob, LOWEST)
+        for token_id, logprob in top
     }
 
 
@@ -88,6 +100,15 @@ def begins_of(ends: Sequence[int], last: int, limit: int | None = None) -> list[
     `limit`: the length of the text where it is cut off."""
     begins = [last, *ends[:-1]] if ends else []
     return begins if limit is None else [min(begin, limit) for begin in begins]
+
+
+def _key(token: bytes) -> str:
+    """Returns what names a token in a completion: its text, or its bytes as OpenAI writes them, where they are only
+    part of a character: U+FFFD would stand for many tokens."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}" for byte in token)
 
 
 def _text(token: bytes) -> str:

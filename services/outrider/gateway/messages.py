@@ -27,14 +27,16 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 async def messages(exchange: Exchange) -> None:
     """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    make = partial(message_ask, tool_call_format=exchange.tool_call_format)
-    given, ask = await exchange.asked(MessageParameters, make)
+    given = await exchange.parameters(MessageParameters)
+    call_format = await exchange.tool_call_format(given.tools)
+    ask = await exchange.heavy(partial(message_ask, given, call_format))
     await exchange.generate(ask, partial(MessageAnswer, given.max_tokens), given.model)
 
 
 async def count_tokens(exchange: Exchange) -> None:
     """Returns the number of tokens that a request has for the model. Raises ApiError, ClientGone."""
-    given, (chat, options, names) = await exchange.asked(MessageChat, message_prompt)
+    given = await exchange.parameters(MessageChat)
+    chat, options, names = await exchange.heavy(partial(message_prompt, given))
     await exchange.upstream.served_model(given.model, exchange.token)
     await exchange.answer({"input_tokens": len(await token_ids_of(exchange, chat, options, names))})
 

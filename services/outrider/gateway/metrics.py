@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from outrider.core.statistics import Histogram
+from outrider.gateway.leniency import LeftAside
 from outrider.telemetry.generation_metrics import BOUNDS_S
 from outrider.telemetry.metrics import HistogramMetric, Metric, Metrics, build_info, counter, counters, gauge
 from outrider_client.client import Generation
@@ -20,6 +21,8 @@ class GatewayMetrics:
         self._tokens = {"prompt": 0, "output": 0}
         self._kept_by_position: dict[int, int] = {0: 0}
         self._num_drafts = self._num_drafted = self._num_accepted = 0
+        self.left_aside = LeftAside()
+        """Counts what was left aside of requests."""
         self.num_disconnects = 0
         """Requests whose client has gone before its answer was complete."""
         self.num_streams = 0
@@ -84,6 +87,10 @@ class GatewayMetrics:
         yield counter(
             "outrider_gateway_client_disconnects_total", "Requests whose client went before their end.",
             self.num_disconnects,
+        )  # fmt: skip
+        yield counters(
+            "outrider_gateway_left_aside_total", "Parameters that were left aside (--lenient).", "parameter",
+            {name: float(count) for name, count in self.left_aside.counts.copy().items()},
         )  # fmt: skip
         # As clients of vLLM read them.
         yield gauge("vllm:num_requests_running", "Requests that generate now.", self.num_running)

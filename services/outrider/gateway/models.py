@@ -9,7 +9,7 @@ from outrider.gateway.asks import CHAT_NAMES, completion_prompts
 from outrider.gateway.errors import ApiError, FieldNames, from_option, from_upstream, invalid
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import unless_gone
-from outrider.gateway.parameters import DetokenizeParameters, TokenizeParameters, checked
+from outrider.gateway.parameters import DetokenizeParameters, TokenizeParameters
 from outrider_client.chats import ChatOptions
 from outrider_client.errors import OutriderError
 from outrider_client.requests import Prompt, prompt_message
@@ -48,7 +48,8 @@ async def _listed(exchange: Exchange) -> list[dict[str, Any]]:
 
 async def tokenize(exchange: Exchange) -> None:
     """Returns the tokens of a text or a chat, in vLLM's shape. Raises ApiError."""
-    given, (prompt, options) = await exchange.asked(TokenizeParameters, _prompt)
+    given = await exchange.parameters(TokenizeParameters)
+    prompt, options = await exchange.heavy(partial(_prompt, given))
     names = FieldNames() if given.messages is None else FieldNames(CHAT_NAMES)
     token_ids = await token_ids_of(exchange, prompt, options, names)
     told: dict[str, Any] = {
@@ -92,7 +93,7 @@ async def token_ids_of(exchange: Exchange, prompt: Prompt, options: ChatOptions,
 
 async def detokenize(exchange: Exchange) -> None:
     """Returns the text of tokens, in vLLM's shape. Raises ApiError."""
-    given = await exchange.body(partial(checked, DetokenizeParameters))
+    given = await exchange.parameters(DetokenizeParameters)
     try:
         text = await exchange.client().detokenize(given.tokens)
     except OutriderError as error:

@@ -97,6 +97,12 @@ _OPERATIONS = (
         can_stream=True,
     ),
     _Operation(
+        "/v1/responses/input_tokens",
+        "Counts the tokens of a chat in that shape.",
+        _object(object={"const": "response.input_tokens"}, input_tokens=_INT),
+        ResponseParameters,
+    ),
+    _Operation(
         "/v1/messages",
         "Answers a chat in the shape of Anthropic's Messages API.",
         _object(**_BODY, content=_BLOCKS, usage=_COUNTS, metrics=_object()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
@@ -15,7 +16,7 @@ from outrider.gateway.asks import Ask
 from outrider.gateway.bodies import ClientGone
 from outrider.gateway.errors import from_option
 from outrider_client.client import Client, Generation
-from outrider_client.generation import Chunk, Result
+from outrider_client.generation import Chunk, FinishReason, Result
 from outrider_client.requests import generate_request
 
 _T = TypeVar("_T")
@@ -54,7 +55,9 @@ class Outputs:
         return self.generations[0].session_id or ""
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        return _events(self.generations[0], self._ask.n, 0) if len(self._ask.prompts) == 1 else self._joined()
+        single = len(self._ask.prompts) == 1
+        events = _events(self.generations[0], self._ask.n, 0) if single else self._joined()
+        return _empty(events) if self._ask.is_prompt_alone else events
 
     async def all(self) -> tuple[list[list[Chunk]], list[Result]]:
         """Returns the chunks and the result of each text. Raises OutriderError."""
@@ -128,6 +131,20 @@ async def _events(generation: Generation, n: int, first: int) -> AsyncIterator[E
     for index, result in enumerate(generation.results):
         if result is not None and index not in ended:
             yield first + index, result
+
+
+async def _empty(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    """Yields the results alone, as if nothing had been generated."""
+    async for index, event in events:
+        if isinstance(event, Result):
+            length = FinishReason.LENGTH
+            yield (
+                index,
+                replace(
+                    event, text="", token_ids=(), logprobs=(), num_output_tokens=0, finish_reason=length,
+                    stop_token_id=None, stop_string=None,
+                ),
+            )  # fmt: skip
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T], *guards: Coroutine[Any, Any, object]) -> _T:

@@ -6,7 +6,7 @@ What is unknown is an error unless it has the value that changes nothing, and ha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -84,6 +84,15 @@ _INSTEAD = {
     "response_format": ("text", "output_config"),
 }
 """Fields that have the place of others here or in other requests: the first counts that a request may have."""
+_OF_OTHERS = frozenset(
+    {
+        "chat_template", "documents", "grammar", "json_schema", "regex", "images", "audio", "logits_processors",
+        "web_search_options", "n_predict", "container",
+    }
+)  # fmt: skip
+"""Fields of other servers that change an answer, and that nothing here stands for."""
+_NEAR = 0.75
+"""Likeness from which on a name is taken for another one that is misspelt."""
 _NOTHING_IS_STORED = "nothing is stored here, so send the whole conversation as input"
 _BECAUSE = {
     "previous_response_id": _NOTHING_IS_STORED,
@@ -112,13 +121,37 @@ class Parameters(BaseModel):
 def checked(kind: type[_M], values: Mapping[str, Any]) -> _M:
     """Returns the values as a request of a kind. Raises ApiError, which names the field, the rule and the value."""
     given = {name: value for name, value in values.items() if value is not None}
-    for name in given.keys() - kind.model_fields.keys() - HARMLESS:
-        if not any(_same(given[name], value) for value in _WITHOUT_EFFECT.get(name, ())):
+    for name in given:
+        if not is_taken(kind, given, name):
             raise _unsupported(kind, name)
     try:
         return kind.model_validate(given)
     except ValidationError as error:
         raise _complaint(error.errors(include_url=False)[0]) from None
+
+
+def is_taken(kind: type[Parameters], given: Mapping[str, Any], name: str) -> bool:
+    """Returns True for a field of a request of a kind that is known, or changes nothing."""
+    value = given[name]
+    if value is None or name in kind.model_fields or name in HARMLESS:
+        return True
+    # The best of as many texts as are asked for are all of them.
+    if name == "best_of" and _same(value, given.get("n", 1)):
+        return True
+    return any(_same(value, each) for each in _WITHOUT_EFFECT.get(name, ()))
+
+
+def is_foreign(kind: type[Parameters], name: str) -> bool:
+    """Returns True for a name that nobody here knows, nor could have meant."""
+    known = {field for other in _kinds(Parameters) for field in other.model_fields}
+    known |= _WITHOUT_EFFECT.keys() | _INSTEAD.keys() | _BECAUSE.keys() | _OF_OTHERS
+    return name not in known and not difflib.get_close_matches(name, kind.model_fields, 1, _NEAR)
+
+
+def _kinds(kind: type[Parameters]) -> Iterator[type[Parameters]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _kinds(each)
 
 
 def _same(value: object, other: object) -> bool:
@@ -130,7 +163,7 @@ def _same(value: object, other: object) -> bool:
 
 def _unsupported(kind: type[Parameters], name: str) -> ApiError:
     instead = next((each for each in _INSTEAD.get(name, ()) if each in kind.model_fields), "")
-    near = next(iter(difflib.get_close_matches(name, kind.model_fields, 1, 0.75)), "")
+    near = next(iter(difflib.get_close_matches(name, kind.model_fields, 1, _NEAR)), "")
     reason = _BECAUSE.get(name) or (instead and f"use {instead}") or (near and f"did you mean {near}?")
     hint = f": {reason}" if reason else ""
     return invalid(name, f"is not supported{hint}", code="unsupported_parameter")

@@ -67,8 +67,10 @@ class Ended:
 
     choice: int
     finish_reason: str
-    """It is "stop", "length" or "tool_calls"."""
+    """It is "stop", "length", or "tool_calls" where there are calls, all of them whole."""
     result: Result
+    is_cut: bool
+    """True if the text may not be longer, or has a call that is not whole."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class Reply:
 
     tool_use: ToolUse | None
     num_calls: int = 0
+    num_whole_calls: int = 0
     _stream: ToolCallStream | None = field(init=False, default=None)
     _begun: BegunCall | None = field(init=False, default=None)
 
@@ -92,11 +95,13 @@ class Reply:
         """Returns what is left."""
         return () if self._stream is None else self._told(self._stream.finish())
 
-    def finish_reason(self, result: Result) -> str:
-        """Returns why the text has ended."""
-        if self.num_calls and result.finish_reason is FinishReason.STOP:
-            return "tool_calls"
-        return result.finish_reason.value
+    def ended(self, choice: int, result: Result) -> Ended:
+        """Returns the end of the text, all of which has been taken."""
+        reason, is_whole = result.finish_reason, self.num_whole_calls == self.num_calls
+        # A stop string, and an end that the model itself makes, may come within a call: there is nothing to call then.
+        calls = reason is FinishReason.STOP and self.num_calls and is_whole
+        is_cut = reason is FinishReason.LENGTH or not is_whole
+        return Ended(choice, "tool_calls" if calls else reason.value, result, is_cut)
 
     def _told(self, events: list[Event]) -> tuple[Part, ...]:
         return tuple(event if isinstance(event, str) else self._of_call(event) for event in events)
@@ -113,6 +118,7 @@ class Reply:
                 return GrownCall(self.num_calls - 1, event.arguments)
         begun = self._begun
         assert begun is not None
+        self.num_whole_calls += event.is_complete
         return NumberedCall(begun.index, begun.id, begun.name, event.arguments, event.is_complete)
 
 
@@ -136,4 +142,4 @@ async def replies(outputs: Outputs, tool_use: ToolUse | None) -> AsyncIterator[S
         else:
             if rest := reply.finish():
                 yield Said(choice, rest, None)
-            yield Ended(choice, reply.finish_reason(event), event)
+            yield reply.ended(choice, event)

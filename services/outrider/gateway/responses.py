@@ -1,22 +1,25 @@
-"""POST /v1/responses: a chat is answered in the shape of OpenAI's Responses API. Nothing of it is stored."""
+"""POST /v1/responses and /v1/responses/input_tokens: a chat is answered in the shape of OpenAI's Responses API, and
+nothing of it is stored."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from outrider.gateway import logprobs, usage
 from outrider.gateway.answers import Answer
 from outrider.gateway.blocks import CallBegun, CallDone, CallGrown, TextBegun, TextDone, TextGrown, blocks
 from outrider.gateway.errors import ApiError
 from outrider.gateway.exchange import Exchange
+from outrider.gateway.models import token_ids_of
 from outrider.gateway.outputs import Outputs
 from outrider.gateway.parameters import ResponseParameters
 from outrider.gateway.replies import BegunCall, Ended, NumberedCall
 from outrider.gateway.response_asks import response_ask
 from outrider.gateway.streams import EventStream, event_of
+from outrider_client.chats import CHAT_OPTIONS, ChatOptions
 from outrider_client.generation import Chunk, Result
 
 Event = dict[str, Any]
@@ -24,9 +27,22 @@ Event = dict[str, Any]
 
 async def responses(exchange: Exchange) -> None:
     """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    make = partial(response_ask, tool_call_format=exchange.tool_call_format)
-    given, ask = await exchange.asked(ResponseParameters, make)
+    given = await exchange.parameters(ResponseParameters)
+    call_format = await exchange.tool_call_format(given.tools)
+    ask = await exchange.heavy(partial(response_ask, given, call_format))
     await exchange.generate(ask, partial(ResponseAnswer, given), given.model)
+
+
+async def count_input_tokens(exchange: Exchange) -> None:
+    """Returns the number of tokens that a request has for the model. Raises ApiError, OutriderError, ClientGone."""
+    given = await exchange.parameters(ResponseParameters)
+    await exchange.upstream.served_model(given.model, exchange.token)
+    call_format = await exchange.tool_call_format(given.tools)
+    ask = await exchange.heavy(partial(response_ask, given, call_format))
+    options = cast(ChatOptions, {name: value for name, value in ask.options.items() if name in CHAT_OPTIONS})
+    (prompt,) = ask.prompts
+    num_tokens = len(await token_ids_of(exchange, prompt, options, ask.names))
+    await exchange.answer({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
 class ResponseAnswer(Answer):
@@ -123,11 +139,12 @@ class ResponseAnswer(Answer):
         ]
 
     def _ended(self, ended: Ended) -> Event:
-        is_cut = ended.finish_reason == "length"
-        status = "incomplete" if is_cut else "completed"
+        status = "incomplete" if ended.is_cut else "completed"
         more: dict[str, Any] = {"usage": self._usage(ended.result), "metrics": usage.metrics([ended.result])}
-        if is_cut:
-            more["incomplete_details"] = {"reason": "max_output_tokens"}
+        if ended.is_cut:
+            # OpenAI has no name for an end within a call.
+            is_long = ended.finish_reason == "length"
+            more["incomplete_details"] = {"reason": "max_output_tokens" if is_long else ended.finish_reason}
         else:
             more["completed_at"] = int(time.time())
         return _event(f"response.{status}", response=self._response(status, **more))

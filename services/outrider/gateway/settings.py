@@ -34,7 +34,11 @@ class GatewaySettings(ProcessSettings, PeerSecuritySettings):
         "", description="More names for the model, with commas between; empty = only its own."
     )
     tool_call_format: FormatName = Field(
-        "auto", description="How the model writes calls of tools; auto = by the markers that are told apart."
+        "auto",
+        description="How the model writes calls of tools; auto = as its chat template has them, else by their markers.",
+    )
+    lenient: bool = Field(
+        False, description="Leaves aside what clients ask for to no effect, like reasoning_effort, and counts it."
     )
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest body of a request.")
     allow_host: str = Field(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 import grpc
+import structlog
 from starlette.datastructures import Headers
 
 from outrider.gateway.errors import ApiError
@@ -14,6 +15,9 @@ from outrider.gateway.settings import GatewaySettings
 from outrider.security.tokens import token_from
 from outrider.v1 import verifier_pb2
 from outrider_client.client import Client
+from outrider_client.tool_calls import ToolCallFormat
+
+log = structlog.get_logger(__name__)
 
 INFO_TTL_S = 10.0
 """Age at which what is known of the model is asked for again, in seconds."""
@@ -51,6 +55,7 @@ class Upstream:
         self._clients = [self._open()]
         """All that were opened; calls begin with the last one. The others had files that have changed since."""
         self._more_names = settings.served_model_names
+        self._tool_call_format = ToolCallFormat(settings.tool_call_format)
         self._info: verifier_pb2.GetInfoResponse | None = None
         self._info_at = 0.0
         self._admitted_until: dict[bytes, float] = {}
@@ -86,6 +91,7 @@ class Upstream:
         info = await client.info(timeout_s=INFO_TIMEOUT_S)
         if self._info is None or info.model.model_id != self._info.model.model_id:
             self._token_bytes.clear()
+            log.info("gateway.model", model=info.model.model_id, tool_call_format=self._format_of(info).value)
         self._info, self._info_at = info, time.monotonic()
         return info
 
@@ -94,6 +100,15 @@ class Upstream:
         if self._info is None or time.monotonic() - self._info_at > INFO_TTL_S:
             return await self._ask(self.own(token))
         return self._info
+
+    async def tool_call_format(self, token: str) -> ToolCallFormat:
+        """Returns how the model writes calls of tools: as the settings say, or its chat template. Raises
+        OutriderError."""
+        return self._format_of(await self.model(token))
+
+    def _format_of(self, info: verifier_pb2.GetInfoResponse) -> ToolCallFormat:
+        is_said = self._tool_call_format is not ToolCallFormat.AUTO
+        return self._tool_call_format if is_said else ToolCallFormat.of_template(info.chat_template)
 
     async def model_names(self, token: str = "") -> list[str]:
         """Returns the names by which the model may be asked for, its own first. Raises OutriderError."""

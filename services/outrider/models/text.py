@@ -4,7 +4,6 @@ text."""
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from outrider.core.chat_templates import reads_variable
 
 RESERVED_TEMPLATE_VARIABLES = frozenset(
     {"messages", "self"}
@@ -26,6 +27,8 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 """The character that stands in a text for bytes that form none."""
 MAX_UNDECIDED = 64
 """Tokens without the end of a character that are decoded together; of more, all but the last few are told."""
+MAX_LOOK_BACK = 256
+"""Tokens of a prompt among which one is sought that tells how the text goes on behind it."""
 MAX_CHARACTER_LEN = 4
 """Most bytes of a character in UTF-8, and so most tokens."""
 
@@ -73,15 +76,29 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
 
+    @property
+    def chat_template(self) -> str:
+        """The chat template; of several the one for chats with tools. Empty if there is none."""
+        try:
+            return str(self._tokenizer.get_chat_template(tools=[{}]))
+        except ValueError:  # there is none, or none by either name that transformers takes by itself
+            return ""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text, by default with the special tokens that the model expects around one."""
         return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """Returns the ways in which a word is made of tokens: as it stands, and behind a space."""
-        texts = (word, f" {word.lstrip()}")
-        tokens = (self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
-        return list(dict.fromkeys(map(tuple, tokens)))
+        """Returns the ways in which a word is made of tokens: as it stands, and behind a space; as a text of its own,
+        which some tokenizers begin with a space, and within one."""
+        begin = self.encode("\n", add_special_tokens=False)
+        found = []
+        for text in (word, f" {word.lstrip()}"):
+            found.append(self.encode(text, add_special_tokens=False))
+            within = self.encode(f"\n{text}", add_special_tokens=False)
+            if within[: len(begin)] == begin and len(within) > len(begin):
+                found.append(within[len(begin) :])
+        return list(dict.fromkeys(map(tuple, found)))
 
     def encode_chat(self, chat: Chat) -> list[int]:
         """Encodes a chat as the tokenizer's template renders it.
@@ -152,8 +169,7 @@ class TextCodec:
         """Raises NotInTemplate for a variable that the template does not read."""
         template = self._tokenizer.get_chat_template(tools=list(chat.tools) or None)
         for name in chat.chat_template_kwargs:
-            # A template reads a variable by writing its name; there is no other way to get at one.
-            if not (name.isidentifier() and re.search(rf"\b{name}\b", template)):
+            if not reads_variable(template, name):
                 problem = f"the chat template of the target's tokenizer reads no variable {name!r}"
                 raise NotInTemplate("chat_template_kwargs", problem)
 
@@ -162,19 +178,65 @@ class TextCodec:
         # Not transformers' own `decode`: that may clean up spaces.
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
-        """Makes a decoder for tokens that arrive bit by bit; it leaves special tokens out by default."""
-        return TextStream(self, skip_special_tokens=skip_special_tokens)
+    def stream(
+        self, *, after: Sequence[int] = (), keeps_first_space: bool = False, skip_special_tokens: bool = True
+    ) -> TextStream:
+        """Makes a decoder for tokens that arrive bit by bit.
+
+        Args:
+            after: Tokens that precede them: where these have a text, a decoder that strips the first space of a text
+                strips none of what follows.
+            keeps_first_space: Strips none in any case.
+            skip_special_tokens: Leaves special tokens out.
+        """
+        context = self._context(after, skip_special_tokens=skip_special_tokens)
+        if context is None and keeps_first_space:
+            context = self._word
+        return TextStream(self, context, skip_special_tokens=skip_special_tokens)
+
+    def _context(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> int | None:
+        """Returns a token behind which a text is decoded as it is behind these; None where they have no text.
+
+        One will do: what a decoder does with a token depends on whether it is the first, or the last. It must be whole:
+        what the prompt has of a character's bytes is no part of the text behind it.
+        """
+        has_text = False
+        for token_id in token_ids[: -MAX_LOOK_BACK - 1 : -1]:
+            if not self.is_silent(token_id, skip_special_tokens=skip_special_tokens):
+                has_text = True
+                if self._is_whole(token_id):
+                    return token_id
+        return self._word if has_text else None
+
+    def _is_whole(self, token_id: int) -> bool:
+        """Returns False for a token that may be a part of a character's bytes."""
+        if token_id in self.byte_ids:
+            return False
+        # The names of tokens of bytes are made of letters that stand for them.
+        return BROKEN not in self._text_of(token_id) or BROKEN in self._backend.id_to_token(token_id)
+
+    @cached_property
+    def _word(self) -> int | None:
+        """A token that has a text in any place; None if there is none."""
+        for token_id in range(self._backend.get_vocab_size()):
+            is_silent = self.is_silent(token_id, skip_special_tokens=True)
+            if not is_silent and self._is_whole(token_id) and self._text_of(token_id).strip():
+                return token_id
+        return None
+
+    def _text_of(self, token_id: int) -> str:
+        return self.decode([token_id], skip_special_tokens=False)
 
     def is_silent(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Returns True for a token that has no part in a text: one that is left out, or that the tokenizer lacks."""
-        is_left_out = skip_special_tokens and token_id in self._special_ids
+        is_left_out = skip_special_tokens and token_id in self.special_tokens
         return is_left_out or self._backend.id_to_token(token_id) is None
 
     @cached_property
-    def _special_ids(self) -> frozenset[int]:
+    def special_tokens(self) -> dict[int, str]:
+        """Special tokens as they are written, by their ids."""
         added = self._backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+        return {token_id: str(token.content) for token_id, token in added.items() if token.special}
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
@@ -196,11 +258,12 @@ class TextStream:
     where some of them form no character, the whole decoder breaks those next to them, too.
     """
 
-    def __init__(self, codec: TextCodec, *, skip_special_tokens: bool) -> None:
+    def __init__(self, codec: TextCodec, context: int | None, *, skip_special_tokens: bool) -> None:
+        """`context`: a token that precedes all of them; None if there is none."""
         self._codec, self._skip_special_tokens = codec, skip_special_tokens
-        self._context: list[int] = []
+        self._context: list[int] = [] if context is None else [context]
         """The latest tokens whose text is told: what follows is decoded behind them, for its spaces."""
-        self._told = ""
+        self._told = codec.decode(self._context, skip_special_tokens=skip_special_tokens)
         """Their text, decoded alone."""
         self._undecided: list[int] = []
         self.num_characters = 0

@@ -83,14 +83,16 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., name: _Optional[str] = ..., tool_call_id: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
 
 class Tool(_message.Message):
-    __slots__ = ("name", "description", "parameters")
+    __slots__ = ("name", "description", "parameters", "definition")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_FIELD_NUMBER: _ClassVar[int]
     name: str
     description: str
     parameters: str
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
+    definition: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ..., definition: _Optional[str] = ...) -> None: ...
 
 class ChatMessages(_message.Message):
     __slots__ = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -223,7 +225,7 @@ class Reading(_message.Message):
     def __init__(self, num_read_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("session_id", "seed", "num_prompt_tokens", "prompt_token_ids", "model", "prompt_text", "load")
+    __slots__ = ("session_id", "seed", "num_prompt_tokens", "prompt_token_ids", "model", "prompt_text", "load", "prompt_text_ends")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +233,7 @@ class Started(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_ENDS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     seed: int
     num_prompt_tokens: int
@@ -238,7 +241,8 @@ class Started(_message.Message):
     model: _types_pb2.ModelInfo
     prompt_text: str
     load: VerifierLoad
-    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., prompt_text: _Optional[str] = ..., load: _Optional[_Union[VerifierLoad, _Mapping]] = ...) -> None: ...
+    prompt_text_ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., prompt_text: _Optional[str] = ..., load: _Optional[_Union[VerifierLoad, _Mapping]] = ..., prompt_text_ends: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifierLoad(_message.Message):
     __slots__ = ("num_sessions", "max_num_sessions", "num_queued")
@@ -521,7 +525,7 @@ class PeerInfo(_message.Message):
     def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., last_error: _Optional[str] = ..., num_shed_tokens: _Optional[int] = ..., num_own_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., busy_percent: _Optional[int] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows", "exact_off_reason", "kv_pool", "num_queued", "speculators")
+    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows", "exact_off_reason", "kv_pool", "num_queued", "speculators", "chat_template")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +541,7 @@ class GetInfoResponse(_message.Message):
     KV_POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     methods: _containers.RepeatedScalarFieldContainer[_types_pb2.Method]
     default_method: _types_pb2.Method
@@ -552,7 +557,8 @@ class GetInfoResponse(_message.Message):
     kv_pool: KvPoolInfo
     num_queued: int
     speculators: _containers.RepeatedCompositeFieldContainer[PeerInfo]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ..., exact_off_reason: _Optional[str] = ..., kv_pool: _Optional[_Union[KvPoolInfo, _Mapping]] = ..., num_queued: _Optional[int] = ..., speculators: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ...) -> None: ...
+    chat_template: str
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ..., exact_off_reason: _Optional[str] = ..., kv_pool: _Optional[_Union[KvPoolInfo, _Mapping]] = ..., num_queued: _Optional[int] = ..., speculators: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., chat_template: _Optional[str] = ...) -> None: ...
 
 class KvPoolInfo(_message.Message):
     __slots__ = ("num_tokens", "num_held_tokens", "num_cached_tokens", "block_size")

@@ -40,7 +40,7 @@ def num_characters(chat: verifier_pb2.ChatMessages) -> int:
         for call in message.tool_calls:
             texts += (call.id, call.name, call.arguments)
     for tool in chat.tools:
-        texts += (tool.name, tool.description, tool.parameters)
+        texts += (tool.name, tool.definition or tool.description + tool.parameters)
     return sum(map(len, texts))
 
 
@@ -70,11 +70,22 @@ def _call(call: verifier_pb2.ToolCall, field: str) -> dict[str, Any]:
 
 def _tool(tool: verifier_pb2.Tool, field: str) -> dict[str, Any]:
     _check_set(tool.name, f"{field}.name")
+    if tool.definition:
+        return _definition(tool, f"{field}.definition")
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     if tool.parameters:
         parameters = _json_object(tool.parameters, f"{field}.parameters")
     function = {"name": tool.name, **_set_fields(tool, ("description",)), "parameters": parameters}
     return {"type": "function", "function": function}
+
+
+def _definition(tool: verifier_pb2.Tool, field: str) -> dict[str, Any]:
+    """Returns a tool as its caller has written it."""
+    definition = _json_object(tool.definition, field)
+    function = definition.get("function")
+    if not isinstance(function, dict) or function.get("name") != tool.name:
+        raise InvalidArgument(field, f'must have "function", an object with the name {tool.name!r}')
+    return definition
 
 
 def _check_continuation(chat: verifier_pb2.ChatMessages) -> None:

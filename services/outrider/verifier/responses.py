@@ -10,6 +10,7 @@ from outrider.models.text import TextCodec
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.generation import Generation
 from outrider.verifier.listener import NoRoom, Reading
+from outrider.verifier.stop_text import output_stream
 from outrider.wire.convert import finish_reason_to_proto, source_to_proto, summary_to_proto
 from outrider.wire.handshake import Model, model_info
 from outrider.wire.reports import logprobs_to_proto, round_to_proto, speculative_decoding_to_proto
@@ -61,7 +62,7 @@ class Responses:
 
     def __init__(self, generation: Generation, model: Model, codec: TextCodec) -> None:
         self._generation, self._model, self._codec = generation, model, codec
-        self._text = codec.stream(skip_special_tokens=generation.spec.skip_special_tokens)
+        self._text = output_stream(generation.spec, codec)
         # Bytes of a character may have begun in what an earlier call has sent.
         self._text.step(generation.spec.resume_token_ids)
         self._num_sent = self._text.num_characters
@@ -83,8 +84,15 @@ class Responses:
             prompt_token_ids=spec.prompt_token_ids if shows_prompt or echo else (),
             model=model_info(self._model),
             prompt_text=self._codec.decode(spec.prompt_token_ids) if echo else "",
+            prompt_text_ends=self._prompt_text_ends() if echo and spec.report.text_ends else (),
             load=load,
         )
+
+    def _prompt_text_ends(self) -> Iterator[int]:
+        stream = self._codec.stream()
+        for token_id in self._generation.spec.prompt_token_ids:
+            stream.step([token_id])
+            yield stream.num_characters + len(stream.outlook)
 
     def of_verdict(
         self, verdict: Verdict, acknowledged_node_id: int

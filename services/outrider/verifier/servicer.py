@@ -368,6 +368,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             kv_pool=_pool_info(serving.model.runner.pool),
             num_queued=serving.engine.num_waiting,
             speculators=speculators,
+            chat_template=serving.codec.chat_template,
         )
 
     def _load(self, serving: Serving) -> verifier_pb2.VerifierLoad:
@@ -393,7 +394,9 @@ async def _stream(
         async for news in generation.waits():
             await send(of_news(news))
         responses = Responses(generation, serving.model, serving.codec)
-        await send(responses.started(load(), shows_prompt=shows_prompt))
+        started = partial(responses.started, load(), shows_prompt=shows_prompt)
+        # The text of a long prompt takes its time, more so with the ends of its tokens.
+        await send(await asyncio.to_thread(started) if generation.spec.report.echo else started())
         async for event in generation.events():
             if isinstance(event, Steering):
                 await send(steering_to_proto(event))

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from outrider.core.session import SessionSpec
 from outrider.core.stop_strings import StopStrings
 from outrider.core.tree import TokenId
-from outrider.models.text import TextCodec
+from outrider.models.text import TextCodec, TextStream
+
+
+def output_stream(spec: SessionSpec, codec: TextCodec) -> TextStream:
+    """Returns a decoder of a generation's output, whose text is what follows the text of its prompt."""
+    return codec.stream(
+        after=spec.prompt_token_ids,
+        # A grammar holds the output to the text of its tokens, wherever it stands.
+        keeps_first_space=spec.structure is not None,
+        skip_special_tokens=spec.skip_special_tokens,
+    )
 
 
 class StopText:
@@ -15,8 +25,9 @@ class StopText:
 
     def __init__(self, spec: SessionSpec, codec: TextCodec) -> None:
         """Begins behind the resumed tokens, whose text has been sent as far as it was decided."""
-        self._stream = codec.stream(skip_special_tokens=spec.skip_special_tokens)
-        self._strings = StopStrings(spec.stop, includes_stop=spec.includes_stop)
+        self._stream = output_stream(spec, codec)
+        self._left_out = codec.special_tokens if spec.skip_special_tokens else {}
+        self._strings = StopStrings(spec.stop, set(self._left_out.values()), includes_stop=spec.includes_stop)
         self._min_tokens = spec.sampling.min_tokens
         self._num_tokens = 0
         self._text: list[str] = []
@@ -41,7 +52,8 @@ class StopText:
             # The tokens that are asked for at least may end with a stop string, like any others.
             may_stop = self._num_tokens >= self._min_tokens
             piece, outlook = self._stream.step([token_id]), self._stream.outlook
-            self._text.append(self._strings.feed(piece, outlook, may_stop=may_stop))
+            left_out = self._left_out.get(token_id, "")
+            self._text.append(self._strings.feed(piece, outlook, left_out, may_stop=may_stop))
             if self._ends is not None:
                 self._ends.append(self._stream.num_characters + len(outlook) - self._num_sent)
             if self.found is not None:

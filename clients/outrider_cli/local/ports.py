@@ -37,7 +37,7 @@ def why_taken(host: str, port: int) -> str:
 
 
 def why_unreachable(url: str) -> str:
-    """Returns why no server accepts connections at a URL of Redis, or none of its Sentinels; empty means that one does."""
+    """Returns why no server accepts connections at a URL of Redis, or none of its Sentinels; empty if one does."""
     if (named := sentinel_url(url)) is not None:
         reasons = [why_unreachable(f"redis://{host}:{port}") for host, port in named.sentinels]
         return reasons[-1] if all(reasons) else ""

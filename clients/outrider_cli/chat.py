@@ -228,6 +228,15 @@ class Conversation:
         return " · ".join(parts)
 
 
+def can_chat(client: BlockingClient) -> bool:
+    """Returns True if the model was trained to chat: it has a template for that, and is none of those included."""
+    try:
+        _check_template(client, GenerateOptions())
+    except FailedPrecondition:
+        return False
+    return not is_toy(client.info().model.model_id)
+
+
 def _check_template(client: BlockingClient, options: GenerateOptions) -> None:
     """Raises FailedPrecondition for a model that has no template for chats."""
     variables = ChatOptions(chat_template_kwargs=options.get("chat_template_kwargs"))

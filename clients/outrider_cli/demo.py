@@ -1,6 +1,6 @@
 """`outrider demo`, which is `make demo`: the idea in a minute, on one machine, with the models that are included.
 
-The nodes are processes on loopback, one core each. The target is the included demo model made larger by layers that
+The nodes are processes on loopback. The target is the included demo model made larger by layers that
 change nothing in its text, only its time: like any real target, it costs many times what the draft model costs.
 """
 
@@ -100,12 +100,13 @@ def run(*, max_tokens: int, target_dtype: str, as_json: bool = False) -> None:
     out = Console(highlight=False, stderr=as_json)
     # `ignore_eos`: all texts are equally long, so that their times can be compared.
     options = GenerateOptions(temperature=TEMPERATURE, seed=SEED, max_tokens=max_tokens, ignore_eos=True)
+    config = StackConfig(target_dtype=target_dtype, num_threads=None)
     with ExitStack() as exits:
         with _progress(out) as progress:
             task = progress.add_task("starting", total=None)
             on_step = partial(_describe, progress, task)
             # In the outer stack: the services outlive the bar.
-            stack = exits.enter_context(LocalStack(StackConfig(target_dtype=target_dtype), on_step))
+            stack = exits.enter_context(LocalStack(config, on_step))
         try:
             with BlockingClient(stack.address) as client:
                 if as_json:

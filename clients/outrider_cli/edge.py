@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import typer
 
@@ -12,6 +13,7 @@ from outrider_cli import options
 from outrider_cli.failures import reported
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import Service, termination_as_exit
+from outrider_cli.models import check_models
 from outrider_cli.options import CaFile, CertFile, Insecure, KeyFile, TokenFile
 from outrider_cli.steps import Steps
 
@@ -30,7 +32,7 @@ def edge(
     upstream: str = typer.Option(
         help="The cloud's verifier, HOST:PORT; several, with commas between, share the generations."
     ),
-    model: options.Draft = "demo/draft",
+    model: Annotated[str, typer.Option(help="Draft model; its tokenizer must be the target's.")] = "demo/draft",
     dtype: options.DraftDtype = None,
     device: str = typer.Option("cpu", help="Device of the draft model, like cpu or cuda:0."),
     num_threads: int = typer.Option(1, min=0, help="Threads of the draft model on a CPU; 0 = one a core."),
@@ -56,6 +58,7 @@ def edge(
     with ExitStack() as exits:
         exits.enter_context(reported())
         exits.enter_context(termination_as_exit())
+        check_models(model, None, device, "--model")
         folder = log_folder or Path(exits.enter_context(TemporaryDirectory(prefix="outrider-")))
         folder.mkdir(parents=True, exist_ok=True)
         arguments = (*flags, "--num-threads", str(num_threads))
@@ -64,7 +67,7 @@ def edge(
         exits.callback(service.stop)  # before the start, which may fail half-way
         steps = exits.enter_context(Steps())
         service.start()
-        service.wait_serving()
+        service.wait_serving(on_step=steps.show)
         steps.result(f"{service.name:<11}{service.address}")
         steps.show("running; Ctrl-C stops")
         for line in service.further_lines():

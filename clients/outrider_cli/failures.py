@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -55,6 +56,10 @@ def reported() -> Iterator[None]:
         complain(_sentence(error))
         code = {Unavailable: UNREACHABLE, InvalidArgument: WRONG_USAGE}.get(type(error), FAILED)
         raise typer.Exit(code) from None
+    except SystemExit as error:
+        if (number := error.code) in (128 + signal.SIGTERM, 128 + signal.SIGHUP):
+            complain(f"ended by {signal.Signals(int(number) - 128).name}", kind="")
+        raise
     except BrokenPipeError:  # before OSError, of which it is one
         raise  # the reader of our output has closed it, as `head` does: typer ends quietly
     except (ProcessFailed, RedisNotFound, RedisFailed, OSError) as error:

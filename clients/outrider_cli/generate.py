@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from outrider_cli.chat import can_chat
 from outrider_cli.console import is_toy, show, toy_note
 from outrider_cli.failures import WRONG_USAGE, complain, reported
 from outrider_cli.json_lines import json_lines
@@ -49,6 +50,8 @@ def generate(
             shown = show(client, text, options, plain=plain)
             if not plain and is_toy(shown.model_id):
                 complain(toy_note(shown.model_id), kind="")
+            elif not plain and sys.stderr.isatty() and can_chat(client):
+                complain("this model was trained to chat, and has gone on with a text: outrider chat", kind="")
 
 
 def _show_all(results: Sequence[Result]) -> None:

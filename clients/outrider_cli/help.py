@@ -11,7 +11,7 @@ FIRST_FLAGS = frozenset(
     {"temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "json_schema", "regex", "n", "method", "retrieval"}
 )
 """Flags of a generation that --help shows; the others are for experts."""
-EXPERT_GROUPS = ("Sampling", "Reports", "Speculation", "Security")
+EXPERT_GROUPS = ("Sampling", "Reports", "Speculation", "Security", "Over HTTP")
 """Beginnings of the names of groups that --help shows no more of than the first flags."""
 ALL = "--help-all"
 REST = "\f"

@@ -7,7 +7,7 @@ those of a connection as `security`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -49,7 +49,14 @@ Target = Annotated[
 ]
 Dtype = Literal["auto", "bfloat16", "float32"]
 TargetDtype = Annotated[Dtype, typer.Option(help="Target model's numbers.", rich_help_panel=_MODELS)]
-Draft = Annotated[str, typer.Option(help="Draft model; its tokenizer must be the target's.", rich_help_panel=_MODELS)]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="Draft model with the target's tokenizer; unset = none, but for a demo target.",
+        rich_help_panel=_MODELS,
+        show_default=False,
+    ),
+]
 DraftDtype = Annotated[
     Dtype | None, typer.Option(help="Draft model's numbers; unset = by device.", rich_help_panel=_MODELS)
 ]
@@ -59,7 +66,13 @@ Drafter = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Device of both models, like cpu or cuda:0.", rich_help_panel=_MODELS)]
 NumThreads = Annotated[
-    int, typer.Option(help="Threads of each model on a CPU; 0 = one a core.", min=0, rich_help_panel=_MODELS)
+    int | None,
+    typer.Option(
+        help="CPU threads of each model; unset = cores are shared out, 0 = all.",
+        min=0,
+        rich_help_panel=_MODELS,
+        show_default=False,
+    ),
 ]
 RedisUrl = Annotated[str | None, typer.Option(envvar="REDIS_URL", help="A Redis that runs already; unset = start one.")]
 LogFolder = Annotated[Path | None, typer.Option(help="Keeps the logs here.", file_okay=False)]
@@ -361,6 +374,15 @@ def _security(
         except ValueError as error:
             raise ValueError(f"--token-file: {error}") from None
     return given
+
+
+def refuse_given(context: typer.Context, names: Iterable[str], rule: str) -> None:
+    """Raises ValueError if one of these flags was given, which would do nothing: `rule` says so."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            # Without its value: there may be a password in that.
+            raise ValueError(f"--{name.replace('_', '-')} must be {rule}")
 
 
 def with_flags(

@@ -24,7 +24,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from outrider_cli import options
 from outrider_cli.failures import FlagError, reported
 from outrider_cli.local.stack import LocalStack, StackConfig, termination_as_exit
-from outrider_cli.options import secured
+from outrider_cli.models import check_models, draft_for
+from outrider_cli.options import refuse_given, secured
 from outrider_cli.prior_file import MAX_NUM_DOCUMENTS, PriorHeader, check_destination, write_prior
 from outrider_cli.prompts import Prompt, PromptError, choose, load_prompts
 from outrider_client.channel import SecurityOptions
@@ -103,7 +104,7 @@ def build(
     ] = None,
     target: options.Target = StackConfig.target,
     target_dtype: options.TargetDtype = "auto",
-    draft: options.Draft = "demo/draft",
+    draft: options.Draft = None,
     draft_dtype: options.DraftDtype = None,
     speculator: Annotated[bool, typer.Option(help="Whether there is a speculator.")] = True,
     device: options.Device = StackConfig.device,
@@ -115,7 +116,7 @@ def build(
     config = StackConfig(
         target=target,
         target_dtype=target_dtype,
-        draft=draft if speculator else None,
+        draft=draft_for(target, draft) if speculator else None,
         draft_dtype=draft_dtype,
         datastore=False,
         device=device,
@@ -124,6 +125,8 @@ def build(
     with reported():
         _check_address(context, address)
         check_destination(out)
+        if address is None:
+            check_models(config.target, config.draft, device)
         texts = tuple(prompt.text for prompt in choose(_load(prompts), count=num_prompts))
         plan = BuildPlan(texts, rounds, max_tokens, concurrency, temperature, seed)
         with _display(plan) as display:
@@ -300,10 +303,8 @@ def _load(path: Path) -> list[Prompt]:
 
 def _check_address(context: typer.Context, address: str | None) -> None:
     """Raises FlagError for flags of services that are not started. Unset ones have their defaults all the same."""
-    for name in _STACK_FLAGS if address is not None else ():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise FlagError(f"--{name.replace('_', '-')}", "unset with --address", context.params[name])
+    if address is not None:
+        refuse_given(context, _STACK_FLAGS, "unset with --address")
 
 
 def _beginning(text: str) -> str:

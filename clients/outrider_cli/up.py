@@ -8,38 +8,67 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import typer
 
-from outrider.security.addresses import REDIS_URL_RULE, is_redis_url
+from outrider.security.addresses import REDIS_URL_RULE, is_loopback, is_redis_url
 from outrider.telemetry.redaction import without_secrets
 from outrider_cli import options
-from outrider_cli.failures import reported
+from outrider_cli.chat import can_chat
+from outrider_cli.console import counted
+from outrider_cli.failures import FlagError, reported
 from outrider_cli.links.direction import LinkSettings
+from outrider_cli.local.cores import usable_cores
 from outrider_cli.local.downloads import download
 from outrider_cli.local.lab import Lab, LabSocket
 from outrider_cli.local.ports import why_taken, why_unreachable
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import LOOPBACK, LocalStack, StackConfig, termination_as_exit
 from outrider_cli.local.supervision import Supervisor
+from outrider_cli.models import DRAFTLESS, check_models, draft_for
 from outrider_cli.steps import Steps
+from outrider_client.blocking import BlockingClient
+from outrider_client.tool_calls import ToolCallFormat
 
 DEFAULT_HTTP_PORT = 8000
 EXAMPLE = "def add(a, b):"
+QUESTION = "Why is the sky blue?"
+_OF_A_SPECULATOR = ("num_speculators", "delay_ms", "lab")
+_OF_A_DRAFT = ("draft_dtype", "drafter", *_OF_A_SPECULATOR)
+_OVER_HTTP = ("host", "http_port", "insecure", "served_model_name", "tool_call_format", "lab")
+"""Flags that do nothing without a speculator, without a draft model, and without a gateway."""
+
+
+def _over_http(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Over HTTP", **settings)
+
+
+_Host = Annotated[str, _over_http(help="Where OpenAI's API and the page listen; beyond this machine with --insecure.")]
+_Insecure = Annotated[bool, _over_http("--insecure", help="Listens to other machines without TLS.")]
+_Names = Annotated[str | None, _over_http(metavar="NAME,NAME", help="More names for the model.")]
+_ToolCalls = Annotated[
+    ToolCallFormat | None,
+    _over_http(
+        metavar="NAME", help=f"How the model writes calls of tools: {', '.join(e.value for e in ToolCallFormat)}."
+    ),
+]
 
 
 def up(
+    context: typer.Context,
     *,
     target: options.Target = StackConfig.target,
     target_dtype: options.TargetDtype = "auto",
-    draft: options.Draft = "demo/draft",
+    draft: options.Draft = None,
     draft_dtype: options.DraftDtype = None,
     drafter: options.Drafter = StackConfig.drafter,
     device: options.Device = StackConfig.device,
-    num_threads: options.NumThreads = StackConfig.num_threads,
+    num_threads: options.NumThreads = None,
     port: int = typer.Option(
         options.DEFAULT_PORT, min=0, max=65535, help="Port of the first verifier; 0 = any free one."
     ),
@@ -52,6 +81,10 @@ def up(
     speculator: bool = typer.Option(True, help="Whether there is a speculator."),
     datastore: bool = typer.Option(True, help="Whether there is a datastore, and a Redis behind it."),
     gateway: bool = typer.Option(True, help="Whether there is a gateway: OpenAI's API and a page, over HTTP."),
+    host: _Host = LOOPBACK,
+    insecure: _Insecure = False,
+    served_model_name: _Names = None,
+    tool_call_format: _ToolCalls = None,
     lab: bool = typer.Option(
         False,
         "--lab",
@@ -61,42 +94,43 @@ def up(
     log_folder: options.LogFolder = None,
 ) -> None:
     """Starts all services on this machine. Ctrl-C stops them."""
-    if (delay_ms or lab) and num_speculators > 1:
-        raise typer.BadParameter(
-            "delays the wire of one speculator: it needs --num-speculators 1",
-            param_hint="--delay-ms" if delay_ms else "--lab",
-        )
-    if not speculator and num_speculators > 1:
-        raise typer.BadParameter("must be 1 with --no-speculator", param_hint="--num-speculators")
-    is_in_process = drafter == "in-process"
-    if is_in_process and not speculator:
-        raise typer.BadParameter("must be speculator with --no-speculator", param_hint="--drafter")
-    if is_in_process and (num_speculators > 1 or delay_ms or lab):
-        flag = "--lab" if lab else "--delay-ms" if delay_ms else "--num-speculators"
-        raise typer.BadParameter(f"must be speculator with {flag}", param_hint="--drafter")
-    if lab and not (speculator and gateway):
-        raise typer.BadParameter("needs a speculator and a gateway", param_hint="--lab")
-    if redis_url is not None and not is_redis_url(redis_url):
-        # What was given is not told: there may be a password in it.
-        raise typer.BadParameter(f"must be {REDIS_URL_RULE}", param_hint="--redis-url (or REDIS_URL)")
+    drafting = draft_for(target, draft) if speculator else None
     with ExitStack() as exits:
         exits.enter_context(reported())
         exits.enter_context(termination_as_exit())
-        _check_free("--port", port)
-        if gateway:
-            _check_free("--http-port", http_port, ", and --no-gateway does without")
+        for is_there, names, rule in (
+            (speculator, ("draft",), "unset with --no-speculator"),
+            (drafting is not None, _OF_A_DRAFT, "unset without a draft model (--draft)"),
+            (datastore, ("redis_url",), "unset with --no-datastore"),
+            (gateway, _OVER_HTTP, "unset with --no-gateway"),
+        ):
+            if not is_there:
+                options.refuse_given(context, names, rule)
+        if drafter == "in-process":
+            options.refuse_given(context, _OF_A_SPECULATOR, "unset with --drafter in-process")
+        if num_speculators > 1:
+            options.refuse_given(context, ("delay_ms", "lab"), "unset with several speculators, whose wires are many")
+        if redis_url is not None and not is_redis_url(redis_url):
+            # What was given is not told: there may be a password in it.
+            raise typer.BadParameter(f"must be {REDIS_URL_RULE}", param_hint="--redis-url (or REDIS_URL)")
+        http_address = f"[{host}]:{http_port}" if ":" in host else f"{host}:{http_port}"
+        if not (insecure or is_loopback(http_address)):
+            raise FlagError("--host", "of this machine alone, like 127.0.0.1, or there must be --insecure", host)
+        check_models(target, drafting, device)
+        _check_free({"--port": (LOOPBACK, port)} | ({"--http-port": (host, http_port)} if gateway else {}))
         steps = exits.enter_context(Steps())
         if datastore and redis_url and (reason := why_unreachable(redis_url)):
             steps.say(f"redis: not reachable ({reason}); retrieval keeps to memory")
-        num_drafting = num_speculators if speculator and not is_in_process else 0
-        if device != "cpu" and num_verifiers + num_drafting > 1:
-            steps.say(_of_several(num_verifiers + num_drafting, device, has_speculators=num_drafting > 0))
         # A short path of its own: the operating system allows some 100 letters for one of a socket.
         lab_socket = Path(exits.enter_context(TemporaryDirectory(prefix="outrider-lab-"))) / "lab.sock"
+        flags = ["--lab-socket", str(lab_socket), *(["--insecure"] if insecure else [])]
+        # Unset ones are left out: they may be variables of the gateway.
+        flags += [] if served_model_name is None else ["--served-model-name", served_model_name]
+        flags += [] if tool_call_format is None else ["--tool-call-format", tool_call_format.value]
         config = StackConfig(
             target=target,
             target_dtype=target_dtype,
-            draft=draft if speculator else None,
+            draft=drafting,
             draft_dtype=draft_dtype,
             drafter=drafter,
             num_verifiers=num_verifiers,
@@ -109,10 +143,14 @@ def up(
             link=LinkSettings(delay_ms=delay_ms) if delay_ms or lab else None,
             log_folder=log_folder,
             gateway=gateway,
-            gateway_listen=f"{LOOPBACK}:{http_port}",
-            gateway_arguments=("--lab-socket", str(lab_socket)),
+            gateway_listen=http_address,
+            gateway_arguments=tuple(flags),
         )
-        download([target, *([draft] if speculator else [])], steps.show)
+        if drafting is None and speculator:
+            steps.say(DRAFTLESS)
+        if sharing := _sharing(config):
+            steps.say(sharing)
+        download([target, *([] if drafting is None else [drafting])], steps.show)
         stack = exits.enter_context(LocalStack(config, steps.show))
         supervisor = Supervisor(stack.processes, stack.verifiers, steps.say)
         if gateway:
@@ -121,6 +159,18 @@ def up(
         steps.result("\n".join([*_addresses(stack), "", *_first_steps(stack)]))
         steps.show("running; Ctrl-C stops")
         supervisor.run()
+
+
+def _sharing(config: StackConfig) -> str:
+    """Says how the models share what they run on."""
+    num_drafting = 0 if config.draft is None or config.is_in_process else config.num_speculators
+    if config.device != "cpu":
+        num_processes = config.num_verifiers + num_drafting
+        return _of_several(num_processes, config.device, has_speculators=num_drafting > 0) if num_processes > 1 else ""
+    threads, cores = config.threads, counted(usable_cores(), "core")
+    drafting = "" if config.draft is None else f", {counted(threads.draft, 'thread')} for the draft model"
+    each = " each" if config.is_fleet else ""
+    return f"{cores}: {counted(threads.target, 'thread')} for the target{drafting}{each} (--num-threads)"
 
 
 def _of_several(num_processes: int, device: str, *, has_speculators: bool) -> str:
@@ -134,10 +184,15 @@ def _of_several(num_processes: int, device: str, *, has_speculators: bool) -> st
     )
 
 
-def _check_free(flag: str, port: int, otherwise: str = "") -> None:
-    """Raises ProcessFailed, with advice, if a port is taken: it would else be found out when all is loaded."""
-    if reason := why_taken(LOOPBACK, port):
-        raise ProcessFailed(f"{reason}. {flag} 0 takes a free one{otherwise}")
+def _check_free(addresses: Mapping[str, tuple[str, int]]) -> None:
+    """Raises ProcessFailed, with advice, if a port is taken, by its flag: it would else be found out when all is
+    loaded."""
+    taken = {flag: reason for flag, address in addresses.items() if (reason := why_taken(*address))}
+    advice = {"--http-port": ", and --no-gateway does without"}
+    if taken:
+        raise ProcessFailed(
+            "\n".join(f"{reason}. {flag} 0 takes a free one{advice.get(flag, '')}" for flag, reason in taken.items())
+        )
 
 
 def _addresses(stack: LocalStack) -> list[str]:
@@ -157,10 +212,16 @@ def _first_steps(stack: LocalStack) -> list[str]:
     """Returns lines that work as they stand: what to type next."""
     is_default = stack.address == options.DEFAULT_ADDRESS
     address = "" if is_default else f" --address {stack.address}"
-    command = f'try:  outrider generate{address} "{EXAMPLE}"'
+    target = stack.config.target
+    with BlockingClient(stack.address) as client:
+        is_chat = can_chat(client)
+    command = f"try:  outrider chat{address}" if is_chat else f'try:  outrider generate{address} "{EXAMPLE}"'
     if stack.gateway is None:
         return [command]
-    url = f"http://{stack.gateway.address}"
-    body = json.dumps({"model": stack.config.target, "prompt": f"{EXAMPLE}\n", "max_tokens": 64, "temperature": 0})
-    curl = f"curl {url}/v1/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    url = f"http://{stack.gateway.dialled}"
+    path, what = "/v1/completions", {"prompt": f"{EXAMPLE}\n", "max_tokens": 64, "temperature": 0}
+    if is_chat:
+        path, what = "/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
+    body = json.dumps({"model": target, **what})
+    curl = f"curl {url}{path} -H 'content-type: application/json' -d {shlex.quote(body)}"
     return [f"api:  {url}/v1", f"try:  {curl}", command, f"open  {url}"]

@@ -21,7 +21,7 @@ ABSENCES = {
 
 
 def missing_in_words(summary: verifier_pb2.SpeculationSummary) -> tuple[str, ...]:
-    """Returns which peers were missing, why, and for how many of the rounds, a phrase for each; empty if none was.
+    """Returns which peers were missing, for how many of the rounds, and why, a phrase for each; empty if none was.
 
     A server that does not say which leaves one phrase that names none.
     """
@@ -36,4 +36,4 @@ def _phrase(missing: verifier_pb2.MissingPeer, num_rounds: int) -> str:
     is_known = missing.absence in Absence._value2member_map_
     absence = ABSENCES[Absence(missing.absence)] if is_known else "was missing"
     time = f"for {missing.num_rounds} of {num_rounds} rounds" if missing.num_rounds else "for a moment"
-    return f"{peer} {absence} {time}"
+    return f"{peer} {absence} {time}" + (f" ({missing.reason})" if missing.reason else "")

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_cli.app import app
+from outrider_cli.chat import can_chat
+from outrider_client.blocking import BlockingClient
 from tests.support.fake_verifier import FakeVerifier, Script, a_good_generation
 
 CONTEXT_LEN = 2048
@@ -162,3 +164,12 @@ def test_json_is_an_object_for_each_turn_and_nothing_else(verifier: FakeVerifier
     assert (refused["turn"], refused["error"]) == (2, "too long: room for -961")
     assert (second["turn"], second["message"]) == (3, "again")
     assert "you>" not in result.stderr
+
+
+def test_a_model_with_a_template_that_is_no_toy_can_chat(verifier: FakeVerifier) -> None:
+    with BlockingClient(verifier.address) as client:
+        assert can_chat(client)
+        verifier.model_id = "demo/target-100m"
+        assert not can_chat(client)
+        verifier.model_id, verifier.has_template = "", False
+        assert not can_chat(client)

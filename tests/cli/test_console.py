@@ -117,6 +117,12 @@ def test_the_summary_says_which_service_was_missing_and_why() -> None:
     line = summary_of(degraded=True, missing_peers=[loading, slow]).splitlines()[1]
     speculator = "the speculator was still starting, or shutting down, for 2 of 2 rounds"
     assert line == f"{speculator}, the datastore was too slow for a moment; the text is the same"
+    refused = missing("SPECULATOR", "UNUSABLE", 2)
+    refused.reason = "its tokenizer is another one"
+    line = summary_of(degraded=True, missing_peers=[refused]).splitlines()[1]
+    assert line == (
+        "the speculator could not be used for 2 of 2 rounds (its tokenizer is another one); the text is the same"
+    )
     unknown = verifier_pb2.MissingPeer(peer=99, absence=99, num_rounds=1)  # type: ignore[arg-type]  # of a newer server
     line = summary_of(degraded=True, missing_peers=[unknown]).splitlines()[1]
     assert line == "a peer was missing for 1 of 2 rounds; the text is the same"

@@ -46,6 +46,13 @@ def test_a_wrong_address_is_explained(upstream: str) -> None:
     assert "error: edge: --upstream: must be HOST:PORT with a port of 1 to 65535, or several with commas" in run.stderr
 
 
+def test_a_draft_model_that_is_none_ends_it_with_the_reason() -> None:
+    command = [*COMMAND, "--upstream", "127.0.0.1:9", "--listen", "127.0.0.1:0", "--model", "demo/nope"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: --model demo/nope: there is no demo model")
+
+
 def test_the_address_of_the_cloud_must_be_given() -> None:
     run = subprocess.run(COMMAND, capture_output=True, text=True, check=False, timeout=100)
     assert run.returncode == 2

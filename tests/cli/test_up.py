@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,17 +19,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from outrider import models
 from outrider_cli.app import app
 from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import LocalStack, StackConfig
+from outrider_cli.models import draft_for
 from outrider_client import BlockingClient
 from tests.support.waiting import until_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COMMAND = [sys.executable, "-m", "outrider_cli"]
-SMALL = ["--target", "demo/target", "--target-dtype", "float32", "--port", "0", "--http-port", "0"]
+VERIFIER = ["--target", "demo/target", "--target-dtype", "float32", "--port", "0"]
+SMALL = [*VERIFIER, "--http-port", "0"]
 
 
 @pytest.fixture
@@ -99,6 +103,9 @@ def test_no_process_outlives_the_command(up: subprocess.Popen[str], number: sign
             assert ready, "a child is still there"
             for key, _ in ready:
                 selector.unregister(key.fileobj)
+    assert up.stderr is not None
+    last_word = {signal.SIGINT: "interrupted\n", signal.SIGTERM: "ended by SIGTERM\n", signal.SIGKILL: ""}[number]
+    assert up.stderr.read().endswith(last_word)
 
 
 @pytest.mark.suite
@@ -136,9 +143,10 @@ def test_its_curl_line_works_and_what_is_killed_is_started_anew(tmp_path: Path) 
             curl = next(line.removeprefix("try:").strip() for line in lines if "curl" in line)
             answer = json.loads(subprocess.run(curl, shell=True, capture_output=True, check=True).stdout)
             assert answer["choices"][0]["text"]
-            steps = [process.stderr.readline().strip() for _ in range(5)]
-            assert steps[:2] == ["starting the services", "loading the speculator"]
-            assert steps[-1] == "running; Ctrl-C stops"
+            steps = list(iter(lambda: process.stderr.readline().strip(), "running; Ctrl-C stops"))
+            assert steps[1] == "starting the services, which import their libraries"
+            assert steps[-1] == "waiting for the gateway"
+            assert "verifier: timing forwards" in steps
 
             assert ask_lab(gateway) == {
                 "speculator": "running",
@@ -176,6 +184,32 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> 
 
 
 @pytest.mark.suite
+def test_a_model_of_ones_own_with_a_chat_template_is_shown_as_one_to_chat_with(tmp_path: Path) -> None:
+    shutil.copytree(Path(models.__file__).parent / "demo" / "target", tmp_path / "mine")
+    flags = ["--target", str(tmp_path / "mine"), "--port", "0", "--http-port", "0", "--no-datastore"]
+    with subprocess.Popen([*COMMAND, "up", *flags], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline().strip()]
+            while not lines[-1].startswith("open"):
+                lines.append(process.stdout.readline().strip())
+                assert process.poll() is None
+            assert not any(line.startswith("speculator") for line in lines)
+            address = lines[0].split()[1]
+            assert f"try:  outrider chat --address {address}" in lines
+            curl = next(line.removeprefix("try:").strip() for line in lines if "curl" in line)
+            assert "/v1/chat/completions" in curl
+            answer = json.loads(subprocess.run(curl, shell=True, capture_output=True, check=True).stdout)
+            assert answer["choices"][0]["message"]["content"]
+            short = curl.replace(str(tmp_path / "mine"), "mine")
+            answer = json.loads(subprocess.run(short, shell=True, capture_output=True, check=True).stdout)
+            assert answer["model"] == "mine"
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+
+
+@pytest.mark.suite
 def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path) -> None:
     flags = [
         "--no-datastore",
@@ -187,7 +221,7 @@ def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path
         "--log-folder",
         str(tmp_path),
     ]
-    with subprocess.Popen([*COMMAND, "up", *SMALL, *flags], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*COMMAND, "up", *VERIFIER, *flags], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline().rsplit(maxsplit=1) for _ in range(5)]
         names, found = zip(*lines, strict=True)
@@ -203,14 +237,22 @@ def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--delay-ms", "5", "--num-speculators", "2"], "it needs --num-speculators 1"),
-        (["--lab", "--num-speculators", "2"], "it needs --num-speculators 1"),
-        (["--lab", "--no-gateway"], "needs a speculator and a gateway"),
-        (["--no-speculator", "--num-speculators", "2"], "must be 1 with --no-speculator"),
-        (["--drafter", "in-process", "--no-speculator"], "--drafter: must be speculator with --no-speculator"),
-        (["--drafter", "in-process", "--num-speculators", "2"], "--drafter: must be speculator with --num-speculators"),
-        (["--drafter", "in-process", "--delay-ms", "5"], "--drafter: must be speculator with --delay-ms"),
-        (["--drafter", "in-process", "--lab"], "--drafter: must be speculator with --lab"),
+        (["--delay-ms", "5", "--num-speculators", "2"], "--delay-ms must be unset with several speculators"),
+        (["--lab", "--num-speculators", "2"], "--lab must be unset with several speculators"),
+        (["--lab", "--no-gateway"], "--lab must be unset with --no-gateway"),
+        (["--served-model-name", "mine", "--no-gateway"], "--served-model-name must be unset with --no-gateway"),
+        (["--no-datastore", "--redis-url", "redis://:s3cret@a"], "--redis-url must be unset with --no-datastore\n"),
+        (["--no-speculator", "--draft", "demo/draft"], "--draft must be unset with --no-speculator"),
+        (["--no-speculator", "--num-speculators", "2"], "--num-speculators must be unset without a draft model"),
+        (["--target", "a/b", "--drafter", "in-process"], "--drafter must be unset without a draft model (--draft)"),
+        (["--drafter", "in-process", "--num-speculators", "2"], "--num-speculators must be unset with --drafter in-pr"),
+        (["--drafter", "in-process", "--delay-ms", "5"], "--delay-ms must be unset with --drafter in-process"),
+        (["--drafter", "in-process", "--lab"], "--lab must be unset with --drafter in-process"),
+        (
+            ["--host", "0.0.0.0"],
+            "--host must be of this machine alone, like 127.0.0.1, or there must be --insecure",
+        ),
+        (["--device", "gpu"], "--device must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps, got 'gpu'"),
         (["--target-dtype", "fp16"], "'fp16' is not one of 'auto', 'bfloat16', 'float32'"),
     ],
 )
@@ -238,12 +280,13 @@ def test_a_stack_that_cannot_be_is_refused(wrong: dict[str, Any], rule: str) -> 
 
 def test_with_the_draft_model_in_process_one_process_drafts_and_verifies(tmp_path: Path) -> None:
     flags = ["--drafter", "in-process", "--no-datastore", "--no-gateway", "--log-folder", str(tmp_path)]
-    with subprocess.Popen([*COMMAND, "up", *SMALL, *flags], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*COMMAND, "up", *VERIFIER, *flags], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             name, address = process.stdout.readline().split()
             assert name == "verifier"
-            assert len(children_of(process.pid)) == 1
+            [verifier] = children_of(process.pid)
+            assert os.sched_getaffinity(verifier) == os.sched_getaffinity(0), "it is bound to no core"
             with BlockingClient(address) as client:
                 result = client.complete("def add(", method="speculative", max_tokens=32, ignore_eos=True)
                 assert result.summary.num_accepted_tokens > 0
@@ -257,12 +300,12 @@ def test_with_the_draft_model_in_process_one_process_drafts_and_verifies(tmp_pat
 @pytest.mark.parametrize(
     ("flags", "device", "told"),
     [
-        ([], "cuda:9", ["2 processes take turns on cuda:9, and each takes of its", "--drafter in-process", "MPS"]),
-        (["--num-speculators", "2"], "cuda", ["3 processes take turns on cuda,", "--drafter in-process", "MPS"]),
-        (["--no-speculator", "--num-verifiers", "2"], "cuda", ["2 processes take turns on cuda,", "MPS"]),
-        (["--drafter", "in-process", "--num-verifiers", "2"], "cuda", ["2 processes take turns on cuda,", "MPS"]),
-        (["--drafter", "in-process"], "cuda", []),
-        (["--no-speculator"], "cuda", []),
+        ([], "xpu:9", ["2 processes take turns on xpu:9, and each takes of its", "--drafter in-process", "MPS"]),
+        (["--num-speculators", "2"], "xpu", ["3 processes take turns on xpu,", "--drafter in-process", "MPS"]),
+        (["--no-speculator", "--num-verifiers", "2"], "xpu", ["2 processes take turns on xpu,", "MPS"]),
+        (["--drafter", "in-process", "--num-verifiers", "2"], "xpu", ["2 processes take turns on xpu,", "MPS"]),
+        (["--drafter", "in-process"], "xpu", []),
+        (["--no-speculator"], "xpu", []),
         ([], "cpu", []),
     ],
 )
@@ -284,11 +327,53 @@ def test_several_processes_on_one_device_are_told_what_helps(
 
 
 def test_a_service_that_cannot_start_is_explained() -> None:
-    command = [*COMMAND, "up", "--target", "demo/nothing", "--port", "0", "--no-gateway", "--no-datastore"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    command = [*COMMAND, "up", *VERIFIER, "--no-gateway", "--no-datastore"]
+    wrong = {**os.environ, "OUTRIDER_VERIFIER_MAX_ROWS": "none"}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env=wrong)
     assert run.returncode == 1
     assert run.stdout == ""
-    assert run.stderr.splitlines()[-1].startswith("error: verifier: --target demo/nothing: there is no demo model")
+    assert run.stderr.splitlines()[-1].startswith("error: verifier: --max-rows: Input should be a valid integer")
+
+
+@pytest.fixture
+def other_draft(tmp_path: Path) -> Path:
+    """A draft model whose tokenizer is not the demo target's: two tokens have changed places."""
+    folder = tmp_path / "draft"
+    shutil.copytree(Path(models.__file__).parent / "demo" / "draft", folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    ids["!"], ids["#"] = ids["#"], ids["!"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_models_that_cannot_work_are_refused_before_anything_starts(other_draft: Path, tmp_path: Path) -> None:
+    difference = "vocab sizes 2048 and 2048; the first tokens that differ are 1: '!' and '#'"
+    refused = {
+        ("--target", "demo/nothing"): "--target demo/nothing: there is no demo model 'demo/nothing'",
+        ("--target", "./nothing"): "--target ./nothing: no such folder",
+        ("--target", "nothing", "--draft", "/no"): "--target nothing: no such folder and no demo model; a name on the",
+        ("--draft", str(other_draft)): f"--draft must be a model with the target's tokenizer, got '{other_draft}' for "
+        f"'demo/target-100m': {difference}",
+    }
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # what is wrong is told before a port that is taken
+        port = str(listener.getsockname()[1])
+        for flags, message in refused.items():
+            result = CliRunner().invoke(app, ["up", *flags, "--port", port, "--log-folder", str(tmp_path / "logs")])
+            assert (result.exit_code, result.stderr.startswith(f"error: {message}")) == (2, True), result.stderr
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_target_of_ones_own_has_no_demo_draft(monkeypatch: pytest.MonkeyPatch, other_draft: Path) -> None:
+    def fail(*_: object) -> None:
+        raise ProcessFailed("this is as far as it comes")
+
+    monkeypatch.setattr(LocalStack, "start", fail)
+    arguments = ["up", "--target", str(other_draft), "--port", "0", "--no-gateway", "--no-datastore"]
+    result = CliRunner(env={"TERM": "dumb"}).invoke(app, arguments)
+    assert "no --draft: drafts come from retrieval alone; a small model with the same tokenizer" in result.stderr
+    assert "the draft model" not in result.stderr
+    assert draft_for("demo/target-300m", None) == "demo/draft"
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:6379", "redis://:s3cret@127.0.0.1:port/0", ""])

@@ -233,6 +233,9 @@ async def test_a_speculator_with_another_tokenizer_is_done_without(
         info = await client.info()
         assert target_model().tokenizer_hash in info.speculator.last_error
         assert "00ff" in info.speculator.last_error
+        [words] = result.missing_peers
+        assert words.startswith("the speculator could not be used for ")
+        assert info.speculator.last_error in words
         assert await speculator.is_idle()
 
 

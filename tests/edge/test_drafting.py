@@ -169,7 +169,8 @@ async def test_the_first_token_does_not_wait_for_the_draft_model(
         assert result.summary.degraded
         assert result.summary.num_rounds > 0
         num = result.summary.num_rounds
-        words = f"the edge's draft model was still starting, or shutting down, for {num} of {num} rounds"
+        words = f"the edge's draft model was still starting, or shutting down, for {num} of {num} rounds "
+        words += "(the draft model is loading)"
         assert result.missing_peers == (words,)
         info = await client.info()
         assert (info.speculator.connected, info.speculator.last_error) == (False, "the draft model is loading")

@@ -302,6 +302,17 @@ async def test_the_model_has_its_name_and_more(verifier: FakeVerifier) -> None:
         assert verifier.requests[-1].sampling.max_tokens == 16
 
 
+async def test_a_path_is_known_by_its_last_part_too(verifier: FakeVerifier) -> None:
+    verifier.model_id = "/models/of/mine/small"
+    async with running_gateway(verifier.address) as gateway:
+        listed = (await gateway.http.get("/v1/models")).json()["data"]
+        assert [each["id"] for each in listed] == ["/models/of/mine/small"]
+        for name in ("small", "/models/of/mine/small"):
+            assert (await gateway.http.get(f"/v1/models/{name}")).json()["id"] == name
+            assert (await gateway.post(COMPLETIONS, prompt="a", model=name)).json()["model"] == name
+        assert (await gateway.post(COMPLETIONS, prompt="a", model="mine/small")).status_code == 404
+
+
 async def test_the_reason_of_a_stop_is_what_the_request_has_named(verifier: FakeVerifier) -> None:
     async with running_gateway(verifier.address) as gateway:
         for stop_token_ids, reason in (([0], 0), ([9], None), (None, None)):

@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.steps import FEW_ROWS
+from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.widen import QWEN3_0_6B, randomise
-from outrider.models.loading import DEMO_FOLDER, build_hf_model
+from outrider.models.loading import build_hf_model
 from outrider.models.runner import Runner, Segment
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

@@ -12,8 +12,9 @@ import torch
 
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.steps import FEW_ROWS
+from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.widen import QWEN3_8B, randomise
-from outrider.models.loading import DEMO_FOLDER, LoadedModel, build_hf_model, load_model
+from outrider.models.loading import LoadedModel, build_hf_model, load_model
 from outrider.models.runner import Runner, Segment
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from outrider.models import loading
 from outrider.models.checkpoint import UnknownModel
+from outrider.models.demo import names as demo_names
 from outrider.models.kv_cache import CacheShape
 from outrider.models.loading import (
     Beside,
@@ -22,12 +23,12 @@ from outrider.models.loading import (
     build_hf_model,
     check_pool_memory,
     check_weights_memory,
-    is_here,
     load_for,
     load_model,
     room_on_gpu,
     tokenizer_hash,
 )
+from outrider.models.names import is_here, why_no_model
 from outrider.models.runner import Segment
 from outrider.models.timing import measure_forward, measure_sessions
 from outrider.speculator.settings import SpeculatorSettings
@@ -70,7 +71,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _use_demo_folder(demo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "DEMO_FOLDER", demo_folder)
+    monkeypatch.setattr(demo_names, "DEMO_FOLDER", demo_folder)
 
 
 def test_a_demo_model_computes_in_float32() -> None:
@@ -225,6 +226,15 @@ def test_a_model_that_was_fetched_before_needs_no_hub(tmp_path: Path) -> None:
     assert not is_here("some/model")
     in_cache(tmp_path, "some/model", {"config.json": {"model_type": "llama"}})
     assert is_here("some/model")
+    assert why_no_model("some/model") == ""
+
+
+@pytest.mark.usefixtures("_empty_cache")
+def test_a_name_without_an_owner_is_not_asked_for() -> None:
+    with pytest.raises(
+        CannotLoadModel, match="--model smollm2: no such folder and no demo model; a name on the hub has"
+    ):
+        load_for(SpeculatorSettings(model="smollm2"))
 
 
 @pytest.mark.usefixtures("_empty_cache")

@@ -67,6 +67,25 @@ def test_a_misspelt_variable_is_warned_of_with_what_was_meant(
     ]
 
 
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--log-levl", "debug"], "there is no flag --log-levl: did you mean --log-level?"),
+        (["--log-levl=debug"], "there is no flag --log-levl: did you mean --log-level?"),
+        (["--no-insecur"], "there is no flag --no-insecur: did you mean --no-insecure?"),
+        (["--nothing-like-it"], "there is no flag --nothing-like-it: --help-all lists all"),
+        (["--listen"], "argument --listen: expected one argument"),
+        (["stray"], "unrecognized arguments: stray"),
+    ],
+)
+def test_a_misspelt_flag_is_told_with_what_was_meant(
+    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_settings(Settings, flags)
+    assert capsys.readouterr().err == f"error: {complaint}\n"
+
+
 def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_settings(Settings, ["--help"])

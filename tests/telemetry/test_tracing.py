@@ -23,6 +23,7 @@ from outrider.telemetry.tracing import (
     current_span,
     traced_call,
     traced_message,
+    traced_request,
 )
 from outrider.wire.errors import InvalidArgument, RpcError, Unavailable, rpc_errors
 from tests.support.collector import Collector, Seen, running_collector
@@ -297,6 +298,31 @@ def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(SystemExit, match=r"error: --otlp-endpoint: needs pip install -e '\.\[otel\]'"):
         start_traces("outrider-test", Settings(otlp_endpoint="http://127.0.0.1:4317"))
+
+
+def test_the_standard_variable_names_a_collector_too_and_then_all_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_collector() as (collector, url):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        export = start_traces("outrider-test", Settings())
+        assert export is not None
+        for _ in range(20):  # by default one in ten of ours
+            with traced_request("POST /v1/completions", ""):
+                pass
+        export.stop()
+        assert len(collector.spans) == 20
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        assert start_traces("outrider-test", Settings()) is None
+        said = capsys.readouterr()
+        assert "OTEL_EXPORTER_OTLP_PROTOCOL must be grpc" in said.err + said.out
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+        assert start_traces("outrider-test", Settings()) is None
+        monkeypatch.delenv("OTEL_TRACES_EXPORTER")
+        # It is often set for all programs of a machine.
+        monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+        assert start_traces("outrider-test", Settings()) is None
 
 
 def test_without_an_endpoint_opentelemetry_is_not_even_imported() -> None:

@@ -127,9 +127,11 @@ async def test_a_speculator_that_is_away_from_the_beginning_is_a_reason_and_no_l
     [missing] = result.summary.missing_peers
     assert (missing.peer, missing.absence) == (verifier_pb2.PEER_SPECULATOR, verifier_pb2.ABSENCE_UNREACHABLE)
     num_rounds = result.summary.num_rounds
-    assert result.missing_peers == (
-        f"the speculator could not be reached for {missing.num_rounds} of {num_rounds} rounds",
+    [words] = result.missing_peers
+    assert words.startswith(
+        f"the speculator could not be reached for {missing.num_rounds} of {num_rounds} rounds (UNAVAILABLE: "
     )
+    assert "127.0.0.1:1" in words
     assert 0 < missing.num_rounds <= num_rounds
     assert values["outrider_peer_up"] == {"speculator": 0}
     assert values["outrider_speculator_losses_total"][""] == result.summary.num_speculator_losses == 0

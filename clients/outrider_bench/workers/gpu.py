@@ -20,8 +20,9 @@ from transformers import AutoTokenizer
 
 from outrider.core.params import SamplingParams
 from outrider.models.cuda.inputs import LOOP_LENS
+from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size, randomise, widen
-from outrider.models.loading import DEMO_FOLDER, CannotLoadModel, build_hf_model, check_device, load_model
+from outrider.models.loading import CannotLoadModel, build_hf_model, check_device, load_model
 from outrider.models.sampling import Sampler
 from outrider.models.timing import measure_forward, measure_products, measure_sessions, measure_steps
 from outrider_bench.workers.hf import HfBaseline

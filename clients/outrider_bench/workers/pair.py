@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.models import pairs
 from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.runner import KVCache, Runner, Segment
@@ -213,15 +214,11 @@ def difference_of(target: Any, draft: Any) -> str:
     """
     if target.tokenizer_hash == draft.tokenizer_hash:
         return ""
-    sizes = f"vocab sizes {target.vocab_size} and {draft.vocab_size}"
-    for token_id in range(max(target.vocab_size, draft.vocab_size)):
-        ours, theirs = (
-            one.tokenizer.convert_ids_to_tokens(token_id) if token_id < one.vocab_size else None
-            for one in (target, draft)
-        )
-        if ours != theirs:
-            return f"{sizes}; the first tokens that differ are {token_id}: {ours!r} and {theirs!r}"
-    return f"{sizes}; all tokens are the same, but not how a text is split into them"
+    ours, theirs = (
+        {token_id: one.tokenizer.convert_ids_to_tokens(token_id) for token_id in range(one.vocab_size)}
+        for one in (target, draft)
+    )
+    return pairs.difference_of(ours, theirs) or "all tokens are the same, but not how a text is split into them"
 
 
 def main() -> None:
@@ -250,8 +247,7 @@ def _open(flags: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Handl
     except (UnsupportedModel, OSError) as error:
         return {"refused": f"{flags.target} and {flags.draft}: {str(error).splitlines()[0]}"}, {}
     if difference := difference_of(target, draft):
-        rule = "a model with the target's tokenizer"
-        return {"refused": f"--draft must be {rule}, got {flags.draft!r} for {flags.target!r}: {difference}"}, {}
+        return {"refused": pairs.refusal(flags.target, flags.draft, difference)}, {}
     pair = Pair(target, draft)
     models = {"target": target, "draft": draft}
     hello = {role: {"model_id": model.model_id, "dtype": model.dtype} for role, model in models.items()}

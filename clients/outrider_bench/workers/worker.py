@@ -88,7 +88,7 @@ def describe_model(model: Any, model_id: str) -> dict[str, Any]:
     """Describe a model for the benchmark, and above all whether its cost is inflated."""
     # Imported here: this module also serves processes without a model, and these bring torch.
     from outrider.models.checkpoint import DEMO_PREFIX
-    from outrider.models.demo.inflate import parse_inflation
+    from outrider.models.demo.names import parse_inflation
     from outrider.models.loading import build_hf_model
 
     base, inflation = parse_inflation(model_id.removeprefix(DEMO_PREFIX))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
-from contextlib import suppress
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 import grpc
@@ -20,9 +22,9 @@ _ASK_TIMEOUT_S = 0.3
 def why_taken(host: str, port: int) -> str:
     """Returns why nothing else can listen at an address, and who does as far as one sees; empty means it is free.
 
-    A port of 0 is any free one, and never taken. Takes 0.3 s at most.
+    A port of 0 is any free one, and never taken. Takes 0.6 s at most.
     """
-    with socket.socket() as listener:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         # As our servers do: connections of an earlier one that are still being forgotten are no obstacle.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -32,8 +34,7 @@ def why_taken(host: str, port: int) -> str:
                 return f"port {port} cannot be used ({_words(error)})"
         else:
             return ""
-    who = " (an outrider verifier answers there)" if _is_verifier(f"{host}:{port}") else ""
-    return f"port {port} is in use{who}"
+    return f"port {port} is in use{_told_of(f'{host}:{port}')}"
 
 
 def why_unreachable(url: str) -> str:
@@ -59,8 +60,15 @@ def _words(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _is_verifier(address: str) -> bool:
+def _told_of(address: str) -> str:
+    """Returns what of ours answers at an address, in parentheses; empty if nothing does."""
     with suppress(grpc.RpcError), grpc.insecure_channel(address) as channel:
-        VerifierServiceStub(channel).GetInfo(GetInfoRequest(), timeout=_ASK_TIMEOUT_S)
-        return True
-    return False
+        info = VerifierServiceStub(channel).GetInfo(GetInfoRequest(), timeout=_ASK_TIMEOUT_S)
+        return f" (an outrider verifier serves {info.model.model_id} there: outrider chat --address {address})"
+    with suppress(OSError, HTTPException, ValueError, LookupError, TypeError):
+        with closing(HTTPConnection(address, timeout=_ASK_TIMEOUT_S)) as connection:
+            connection.request("GET", "/v1/models")
+            first = json.loads(connection.getresponse().read())["data"][0]
+        if first["owned_by"] == "outrider":
+            return f" (an outrider gateway serves {first['id']} there)"
+    return ""

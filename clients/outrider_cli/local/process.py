@@ -1,4 +1,5 @@
-"""Starts and stops processes that announce their address with one line on stdout: `listening HOST:PORT`.
+"""Starts and stops processes that announce their address with one line on stdout: `listening HOST:PORT`. Behind it they
+may say what they are at: `step: WORDS`.
 
 Standard library only. The services and the links all announce themselves like this.
 """
@@ -11,19 +12,23 @@ import re
 import selectors
 import subprocess
 import sys
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from outrider_cli.links.namespaces import in_namespace
 from outrider_cli.local.die_with_parent import die_with_parent
+from outrider_cli.local.silence import Silence
 
-START_TIMEOUT_S = 60.0
-"""Seconds: a cold start reads a gigabyte of libraries from disk."""
+SILENCE_S = 60.0
+"""A process that does nothing for so long while it starts hangs. One that works may take its time."""
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 _ERROR = "error: "
 """Begins the lines with which our services refuse to run."""
+LOOK_S = 0.1
+"""Seconds between two looks at a process that is waited for."""
+STEP = b"step: "
+"""Begins a line on stdout that says what the process is at."""
 _FLAG = re.compile(r"--[a-z][a-z-]*[a-z]")
 _VARIABLE = re.compile(r" \(or OUTRIDER_[A-Z_]+\)")
 
@@ -102,28 +107,45 @@ class ManagedProcess:
                 stderr=log,
                 process_group=0,
             )
-
-    def wait_listening(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when it listens. Raises ProcessFailed if it ends, or does not listen within that time."""
-        process = self._started()
-        assert process.stdout is not None
         self._read = b""
-        deadline = time.monotonic() + timeout_s
-        # Not `readline`: half a line would make it wait beyond the deadline.
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._read:  # a read may bring a part of the line, or more than it
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise self.failure(f"did not listen within {timeout_s:.0f} s")
-                # From the descriptor, past the file's buffer: the selector does not know of bytes that wait in there.
-                if not (piece := os.read(process.stdout.fileno(), 4096)):
-                    raise self.failure("ended before it listened")
-                self._read += piece
+
+    def wait_listening(self, silence_s: float = SILENCE_S) -> None:
+        """Returns when it listens. Raises ProcessFailed if it ends, or does nothing for so many seconds."""
+        silence = Silence(self.pid, silence_s)
+        while b"\n" not in self._read:  # a read may bring a part of the line, or more than it
+            if self._hear(LOOK_S):
+                silence.end()
+            elif not self.is_running:
+                raise self.failure("ended before it listened")
+            elif silence.is_over():
+                raise self.failure(f"has not begun to listen, and has done nothing for {silence_s:.0f} s")
         line, _, self._read = self._read.partition(b"\n")
         word, _, address = line.decode(errors="replace").strip().rpartition(" ")
         if word != "listening":
             raise self.failure(f"announced {line!r} instead of its address")
         self.address = address
+
+    def _hear(self, timeout_s: float) -> bool:
+        """Reads what it prints within that time. Returns False if that is nothing."""
+        # Not `readline`: half a line would make it wait for longer.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return False
+        # From the descriptor, past the file's buffer: the selector does not know of bytes that wait in there.
+        piece = os.read(self.fileno(), 4096)
+        self._read += piece
+        return bool(piece)
+
+    def take_steps(self, timeout_s: float, on_step: Callable[[str], None]) -> bool:
+        """Waits for so long for a word of what it is at, and passes the last one on. Returns False if it is silent."""
+        is_heard = self._hear(timeout_s)
+        *lines, rest = self._read.split(b"\n")
+        steps = [line for line in lines if line.startswith(STEP)]
+        self._read = b"\n".join([*(line for line in lines if line not in steps), rest])
+        if steps:
+            on_step(f"{self.name}: {steps[-1].removeprefix(STEP).decode(errors='replace')}")
+        return is_heard or bool(steps)
 
     def further_lines(self) -> Iterator[str]:
         """Yields what it prints behind its address, a line at a time, until it ends."""

@@ -7,7 +7,6 @@ reverse order, whatever happens; what cannot be ended in order (SIGKILL of this 
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +27,13 @@ from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_cli.links.control import LinkControl
 from outrider_cli.links.direction import LinkSettings, flags_of
 from outrider_cli.links.namespaces import Namespace
-from outrider_cli.local.process import ManagedProcess, ProcessFailed
+from outrider_cli.local.cores import Threads, shared_out, usable_cores
+from outrider_cli.local.process import LOOK_S, SILENCE_S, ManagedProcess, ProcessFailed
 from outrider_cli.local.redis import free_port, running_redis
+from outrider_cli.local.silence import Silence
 
 LOAD_TIMEOUT_S = 120.0
+"""Seconds that a gateway may take to find its verifiers, and an edge to draft."""
 LOOPBACK = "127.0.0.1"
 ANY_PORT = f"{LOOPBACK}:0"
 _FLAG_NAMES = {
@@ -67,13 +69,12 @@ class StackConfig:
     """A Redis that runs already; None means that of REDIS_URL, or one that is started here."""
     device: str = "cpu"
     """Device of both models."""
-    num_threads: int = 1
-    """Threads of each model."""
+    num_threads: int | None = 1
+    """Threads of each model; 0 means one for each core, None that the models share the cores out."""
     listen: str = ANY_PORT
     """Address of the first verifier; further ones choose a free port."""
-    cores: tuple[int, ...] | None = None
-    """The verifier's core, then that of everything else; one stands for both; () means not pinned, None the first
-    two, if there are no more than two to share them."""
+    cores: tuple[int, ...] = ()
+    """The verifier's core, then that of everything else; one stands for both; () means not pinned."""
     link: LinkSettings | None = None
     """The link between verifier and speculator (or edge), which can then be controlled; None means no proxy."""
     speculator_at: Namespace | None = None
@@ -94,8 +95,6 @@ class StackConfig:
     """Address of the gateway."""
     gateway_arguments: tuple[str, ...] = ()
     """More flags for the gateway."""
-    load_timeout_s: float = LOAD_TIMEOUT_S
-    """Seconds that a service may take to load its model."""
 
     def __post_init__(self) -> None:
         if self.num_verifiers < 1 or self.num_speculators < 1:
@@ -117,6 +116,18 @@ class StackConfig:
         return self.drafter == "in-process"
 
     @property
+    def threads(self) -> Threads:
+        """Threads of a forward of each model."""
+        if self.num_threads is not None:
+            return Threads(self.num_threads, self.num_threads)
+        if self.device != "cpu":
+            return Threads(1, 1)
+        num_drafts = 0 if self.draft is None else self.num_verifiers if self.is_in_process else self.num_speculators
+        threads = shared_out(usable_cores(), self.num_verifiers, num_drafts)
+        # Both models of a process have the same.
+        return Threads(max(1, sum(threads) // 2), max(1, sum(threads) // 2)) if self.is_in_process else threads
+
+    @property
     def is_fleet(self) -> bool:
         """True if a model runs more than once."""
         return self.num_verifiers > 1 or self.num_speculators > 1
@@ -125,32 +136,25 @@ class StackConfig:
 class Service(ManagedProcess):
     """A `Service` is a process that answers health checks."""
 
-    def wait_serving(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
-        """Returns when its model is loaded. Raises ProcessFailed if it ends first, or takes longer."""
-        request = health_pb2.HealthCheckRequest(service="")
-        with grpc.insecure_channel(self.address) as channel:
-            # Watch answers at once, and again at each change: there is nothing to poll.
-            watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=timeout_s)
-            try:
-                for response in watch:
-                    if response.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-            except grpc.RpcError:
-                pass  # it ended, or the time has passed: either way its log says more than the status
-            finally:
-                watch.cancel()
-        raise self.failure("did not get ready")
+    def wait_serving(self, silence_s: float = SILENCE_S, on_step: Callable[[str], None] = lambda _: None) -> None:
+        """Returns when its model is loaded. Raises ProcessFailed if it ends first, or does nothing for so long.
 
-    def is_serving(self, timeout_s: float = 0.5) -> bool:
-        """Asks once whether it takes calls; no answer within that time means that it does not."""
+        `on_step` is called with what it is at, whenever it says so.
+        """
+        silence = Silence(self.pid, silence_s)
         with grpc.insecure_channel(self.address) as channel:
-            try:
-                answer = health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=""), timeout=timeout_s
-                )
-            except grpc.RpcError:
-                return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            while not _is_serving(channel):
+                if self.take_steps(LOOK_S, on_step):
+                    silence.end()
+                elif not self.is_running:
+                    raise self.failure("did not get ready")
+                elif silence.is_over():
+                    raise self.failure(f"is not ready, and has done nothing for {silence_s:.0f} s")
+
+    def is_serving(self) -> bool:
+        """Asks once whether it takes calls."""
+        with grpc.insecure_channel(self.address) as channel:
+            return _is_serving(channel)
 
     def restart(self) -> None:
         """Starts it again at the same address, after ending it if it runs; returns when it serves."""
@@ -159,14 +163,29 @@ class Service(ManagedProcess):
         self.wait_serving()
 
 
+def _is_serving(channel: grpc.Channel) -> bool:
+    """Asks a service for its health. No answer within half a second means that it takes no calls."""
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=""), timeout=0.5)
+    except grpc.RpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
 class Gateway(ManagedProcess):
     """The process of a gateway, which answers health checks over HTTP."""
+
+    @property
+    def dialled(self) -> str:
+        """Its address for callers on this machine."""
+        host, _, port = self.address.rpartition(":")
+        return f"{LOOPBACK}:{port}" if host in ("0.0.0.0", "[::]") else self.address
 
     def wait_serving(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Returns when it is ready, and so are verifiers. Raises ProcessFailed if it ends first, or takes longer."""
         deadline = time.monotonic() + timeout_s
         while self.is_running and time.monotonic() < deadline:
-            with suppress(OSError, HTTPException), closing(HTTPConnection(self.address, timeout=5.0)) as connection:
+            with suppress(OSError, HTTPException), closing(HTTPConnection(self.dialled, timeout=5.0)) as connection:
                 connection.request("GET", "/health")
                 if connection.getresponse().status == HTTPStatus.OK:
                     return
@@ -260,9 +279,8 @@ class LocalStack:
         # Entered first, so it goes last: logs are there until everything has ended.
         self.log_folder = config.log_folder or Path(self._exits.enter_context(TemporaryDirectory(prefix="outrider-")))
         self.log_folder.mkdir(parents=True, exist_ok=True)
-        # One core each would be one for many.
-        verifier_core, other_core = _cores(() if config.is_fleet and config.cores is None else config.cores)
-        model_arguments = ("--device", config.device, "--num-threads", str(config.num_threads))
+        verifier_core, other_core = set(config.cores[:1]), set(config.cores[-1:])
+        threads = config.threads
         peers: tuple[str, ...] = ()
         if config.datastore:
             self.redis_url = config.redis_url
@@ -273,7 +291,8 @@ class LocalStack:
                 "datastore", ("--redis-url", self.redis_url, *config.datastore_arguments), other_core
             )
             peers += ("--datastore", self.datastore.address)
-        draft_flags: tuple[str, ...] = ("--model", config.draft or "", *model_arguments)
+        draft_flags: tuple[str, ...] = ("--model", config.draft or "", "--device", config.device)
+        draft_flags += ("--num-threads", str(threads.draft))
         draft_flags += () if config.draft_dtype is None else ("--dtype", config.draft_dtype)
         if config.draft is not None and not config.edge and not config.is_in_process:
             flags = (*draft_flags, *peers, *config.speculator_arguments)
@@ -285,7 +304,8 @@ class LocalStack:
             # A link, and so a proxy, there is with one of them only.
             dialled = (self._behind_proxy(speculator.address, other_core) for speculator in self.speculators)
             peers += ("--speculator", ",".join(dialled))
-        flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
+        flags = ("--model", config.target, "--dtype", config.target_dtype, "--device", config.device)
+        flags += ("--num-threads", str(threads.target))
         if config.is_in_process:
             flags += ("--drafter", config.drafter, "--draft-model", config.draft or "")
             flags += () if config.draft_dtype is None else ("--draft-dtype", config.draft_dtype)
@@ -302,9 +322,10 @@ class LocalStack:
             upstream = self._behind_proxy(self.address, other_core)
             flags = ("--upstream", upstream, *draft_flags, *config.edge_arguments)
             self.edge = self._spawn("edge", flags, other_core)
-        services = [*self.speculators, *self.verifiers]
-        services += [service for service in (self.datastore, self.edge) if service is not None]
-        self._on_step("starting the services")
+        # The ones that take longest come last: theirs are the steps that are seen.
+        in_order = (self.datastore, *self.speculators, *self.verifiers, self.edge)
+        services = [service for service in in_order if service is not None]
+        self._on_step("starting the services, which import their libraries")
         # All of them before the first model is waited for: one that refuses its flags is told of at once.
         for service in services:
             service.wait_listening()
@@ -312,8 +333,7 @@ class LocalStack:
             # Only now are all ports of the verifiers known. It starts while they load.
             self.gateway = self._spawn_gateway(other_core)
         for service in services:
-            self._on_step(f"loading the {service.name}")
-            service.wait_serving(config.load_timeout_s)
+            service.wait_serving(on_step=self._on_step)
         if self.edge is not None:
             wait_drafting(self.edge)
         if self.gateway is not None:
@@ -428,14 +448,3 @@ def wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
                 break
             time.sleep(0.05)
     raise edge.failure(f"does not draft: {reason}")
-
-
-def _cores(wanted: tuple[int, ...] | None) -> tuple[set[int], set[int]]:
-    """Returns the cores of the verifier, and of everything else. Empty means any: one core cannot be divided.
-
-    One each, even where there are more: nodes that share caches and memory anyway should at least not take turns.
-    """
-    if wanted is None:
-        available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        wanted = tuple(available[:2]) if len(available) >= 2 else ()
-    return set(wanted[:1]), set(wanted[-1:])

@@ -78,6 +78,7 @@ class Relay:
         self._num_characters = self._num_characters_before = 0
         """Characters that the application has had of all calls, and of those before this one."""
         self._absence: Absence | None = None
+        self._why_missing = ""
         """The reason for which it had no drafts of this edge; None if it had some, or needs none."""
         self._has_begun = self._is_finished = self._has_rest = False
         self._was_overwritten = False
@@ -178,7 +179,7 @@ class Relay:
                 reason = await self._collaborate(upstream, request, drafter, target, span.metadata)
         if reason:
             log.warning("session.without_drafts", reason=reason)
-            self._absence = absence
+            self._absence, self._why_missing = absence, reason
             # A cloud without a speculator would refuse the method, and a generation shall not fail for want of drafts.
             request.speculation.allow_fallback = True
             await self._generate(upstream, request)
@@ -261,7 +262,8 @@ class Relay:
                 summary = response.finished.summary
                 if self._absence is not None:
                     summary.degraded = True
-                    summary.missing_peers.append(missing_peer(Peer.EDGE, self._absence, summary.num_rounds))
+                    missing = missing_peer(Peer.EDGE, self._absence, summary.num_rounds, self._why_missing)
+                    summary.missing_peers.append(missing)
         await self._write(response)
         self._is_finished = self._is_finished or response.HasField("finished")
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from outrider.gateway.asks import CHAT_NAMES, completion_prompts
-from outrider.gateway.errors import ApiError, FieldNames, from_option, from_upstream, invalid
+from outrider.gateway.errors import FieldNames, from_option, from_upstream, invalid
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import unless_gone
 from outrider.gateway.parameters import DetokenizeParameters, TokenizeParameters
@@ -22,11 +22,8 @@ async def models(exchange: Exchange) -> None:
 
 async def model(exchange: Exchange) -> None:
     """Describes the model by one of its names. Raises ApiError."""
-    name = exchange.scope["path_params"]["name"]
-    for each in await _listed(exchange):
-        if each["id"] == name:
-            return await exchange.answer(each)
-    raise ApiError(404, f"model {name!r} is not served here", code="model_not_found", param="model")
+    name = await exchange.upstream.served_model(exchange.scope["path_params"]["name"], exchange.token)
+    await exchange.answer((await _listed(exchange))[0] | {"id": name})
 
 
 async def _listed(exchange: Exchange) -> list[dict[str, Any]]:

@@ -118,7 +118,8 @@ class Upstream:
     async def served_model(self, asked: str | None, token: str) -> str:
         """Returns the name of the model for an answer. Raises ApiError for one that is not served; OutriderError."""
         names = await self.model_names(token)
-        if asked is not None and asked not in names:
+        # A path, or a name on the hub, is known by its last part too: few want to write all of it.
+        if asked is not None and asked not in (*names, names[0].rstrip("/").rpartition("/")[2]):
             # The names may be known by the gateway's own token: whom the verifier does not admit is told none.
             await self.admit(token)
             served = ", ".join(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 import torch
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -24,21 +24,20 @@ from outrider.models.checkpoint import (
     NUM_NAMED,
     UnknownModel,
     UnsupportedModel,
-    cached_config,
     judge_checkpoint,
     judge_config,
     judge_tensors,
 )
-from outrider.models.demo.inflate import UNTRAINED, forget, inflate, parse_inflation
+from outrider.models.demo.inflate import forget, inflate
+from outrider.models.demo.names import UNTRAINED, demo_folder, parse_inflation
 from outrider.models.exactness import Exactness, NotExact, make_exact
-from outrider.models.hub.repository import why_no_hub
 from outrider.models.kv_cache import TILE, CacheShape
+from outrider.models.names import is_here, why_no_model
 from outrider.models.reference import Reference
 from outrider.models.runner import Runner, cache_shape, context_of
 
 log = structlog.get_logger(__name__)
 
-DEMO_FOLDER = Path(__file__).parent / "demo"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -154,6 +153,7 @@ def load_model(
     use_graphs: bool = True,
     weights: Weights | None = None,
     beside: Beside | None = None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> LoadedModel:
     """Loads a model into a runner.
 
@@ -172,6 +172,7 @@ def load_model(
         use_graphs: Captures forwards as graphs, on a GPU.
         weights: Those of the model, as `build_hf_model` has built them. None means that they are built here.
         beside: A pool that must have room on the same GPU.
+        on_step: Called with a few words about what takes long, when it begins.
 
     Raises:
         CannotLoadModel: A GPU has no memory for the pool.
@@ -191,6 +192,7 @@ def load_model(
         log.info("model.context", max_context_len=context_len, reason=context_reason)
     reference = Reference(model)
     is_exact = exact != "off"
+    on_step("compiling its kernels")
     size_pool = partial(_num_blocks, shape, context_len, num_tokens, block_size, num_sessions, beside)
     runner = Runner(
         model,
@@ -202,6 +204,8 @@ def load_model(
         use_graphs=use_graphs,
     )
     reference.check(runner)
+    if is_exact:
+        on_step("compiling its kernels, and trying whether its rows are exact")
     exactness = make_exact(runner, fingerprint) if is_exact else Exactness(reason="it was switched off")
     if is_exact and not exactness.is_exact:
         if exact == "require":
@@ -219,13 +223,19 @@ def load_model(
     )
 
 
-def load_for(settings: ModelFlags, weights: Weights | None = None, beside: Beside | None = None) -> LoadedModel:
+def load_for(
+    settings: ModelFlags,
+    weights: Weights | None = None,
+    beside: Beside | None = None,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> LoadedModel:
     """Loads the model of a service and sets the threads of its process. Takes seconds, and belongs in a thread.
 
     Args:
         settings: Flags of the service.
         weights: What `read_weights` has read for it. None means that they are read here.
         beside: A pool that must have room on the same GPU.
+        on_step: See `load_model`.
 
     Raises:
         CannotLoadModel: There is no such model, none that the runner can run, no such device, or its files could not be
@@ -233,7 +243,7 @@ def load_for(settings: ModelFlags, weights: Weights | None = None, beside: Besid
     """
     # Comes to 0 where neither is given: torch chooses.
     set_num_threads(settings.num_threads or len(settings.cores))
-    weights = weights or read_weights(settings)
+    weights = weights or read_weights(settings, on_step)
     with _named_by_flags(settings):
         return load_model(
             settings.model,
@@ -246,16 +256,19 @@ def load_for(settings: ModelFlags, weights: Weights | None = None, beside: Besid
             use_graphs=settings.graphs,
             weights=weights,
             beside=beside,
+            on_step=on_step,
         )
 
 
-def read_weights(settings: ModelFlags) -> Weights:
-    """Reads the weights of a service's model to its device. Raises CannotLoadModel as `load_for` does."""
+def read_weights(settings: ModelFlags, on_step: Callable[[str], None] = lambda _: None) -> Weights:
+    """Reads the weights of a service's model to its device. `on_step`: see `load_model`. Raises CannotLoadModel as
+    `load_for` does."""
+    on_step(f"reading {settings.model}")
     check_device(settings.device)
+    if why := why_no_model(settings.model):
+        raise CannotLoadModel(f"--model {settings.model}: {why}")
     with _named_by_flags(settings):
-        judge_checkpoint(settings.model)
         if not is_here(settings.model):
-            check_reachable(settings.model)
             # What tells most ahead of what takes long.
             snapshot_download(settings.model, allow_patterns=CONFIGS)
             judge_checkpoint(settings.model)
@@ -312,23 +325,6 @@ def is_same_gpu(one: str, other: str) -> bool:
     return first.type == second.type == "cuda" and (first.index or 0) == (second.index or 0)
 
 
-def is_here(model_id: str) -> bool:
-    """Returns True if the config of a model is on this machine."""
-    return model_id.startswith(DEMO_PREFIX) or Path(model_id).is_dir() or cached_config(model_id) is not None
-
-
-def check_reachable(model_id: str) -> None:
-    """Raises CannotLoadModel if the hub, which is to be asked for a model, does not answer.
-
-    The hub's own library tries again for half a minute.
-    """
-    why = "it is switched off by HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else why_no_hub()
-    if why:
-        # Hardly any model there has a name without its owner's.
-        what = "the hub cannot be reached" if "/" in model_id else "no such folder, and the hub cannot be reached"
-        raise CannotLoadModel(f"--model {model_id}: {what} ({why}); a folder or a demo name works offline")
-
-
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> Weights:
     """Builds the library's own model and tokenizer, as `load_model` loads them; for baselines and tests too.
 
@@ -339,11 +335,10 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
     folder, inflation = model_id, None
     is_untrained = model_id == DEMO_PREFIX + UNTRAINED
     if model_id.startswith(DEMO_PREFIX):
-        name = model_id.removeprefix(DEMO_PREFIX)
-        base, inflation = parse_inflation("draft" if is_untrained else name)
-        folder = str(DEMO_FOLDER / base)
-        if not (DEMO_FOLDER / base / "config.json").is_file():
-            raise UnknownModel(f"there is no demo model {model_id!r} in {DEMO_FOLDER}")
+        if (demo := demo_folder(model_id)) is None:
+            raise UnknownModel(why_no_model(model_id))
+        folder = str(demo)
+        inflation = parse_inflation(model_id.removeprefix(DEMO_PREFIX))[1]
     if dtype not in {"auto", *DTYPES}:
         raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
     is_demo = model_id.startswith(DEMO_PREFIX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -86,13 +87,14 @@ COMPLAINT_S = 60.0
 class TraceExport:
     """Sends the spans of this process to a collector."""
 
-    def __init__(self, service: str, endpoint: str, ratio: float) -> None:
+    def __init__(self, service: str, endpoint: str | None, ratio: float | None) -> None:
         """Begins to record and to send.
 
         Args:
             service: Name of the service in its spans.
-            endpoint: URL of an OTLP/gRPC collector.
-            ratio: Share recorded of the traces that begin in this process, 0 to 1.
+            endpoint: URL of an OTLP/gRPC collector. None means that OpenTelemetry's own variables say it.
+            ratio: Share recorded of the traces that begin in this process, 0 to 1. None means as OTEL_TRACES_SAMPLER
+                says, or all.
 
         Raises:
             ImportError: The packages of the extra `otel` are missing.
@@ -109,9 +111,11 @@ class TraceExport:
         resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
         # No atexit handler: it would wait for a collector that is away without the time limit of `stop`.
         self._provider = TracerProvider(
-            sampler=ParentBasedTraceIdRatio(ratio), resource=resource, shutdown_on_exit=False
+            sampler=None if ratio is None else ParentBasedTraceIdRatio(ratio), resource=resource, shutdown_on_exit=False
         )
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+        self._exporter = OTLPSpanExporter(
+            endpoint, insecure=None if endpoint is None else endpoint.startswith("http://")
+        )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         _log_warnings_here()
         use_tracer(Tracer(self._provider.get_tracer("outrider", __version__)))
@@ -152,14 +156,33 @@ def _log_warnings_here() -> None:
 
 
 def start_traces(service: str, settings: ProcessSettings) -> TraceExport | None:
-    """Records traces from now on, if the settings name a collector.
+    """Records traces from now on, if the settings name a collector, or OpenTelemetry's own variables do.
 
     Raises:
         SystemExit: The packages for it are missing; the message names the extra.
     """
-    if not settings.otlp_endpoint:
+    is_ours = bool(settings.otlp_endpoint)
+    if not (is_ours or _is_asked_for_by_standard()):
         return None
+    ratio = settings.trace_ratio if is_ours or "trace_ratio" in settings.model_fields_set else None
     try:
-        return TraceExport(service, settings.otlp_endpoint, settings.trace_ratio)
+        return TraceExport(service, settings.otlp_endpoint or None, ratio)
     except ImportError as error:
-        raise SystemExit(f"error: --otlp-endpoint: needs pip install -e '.[otel]' ({error})") from error
+        needs = f"needs pip install -e '.[otel]' ({error})"
+        if not is_ours:  # the variable is often set for all programs of a machine: it is no reason not to run
+            log.warning("traces.not_sent", reason=f"OTEL_EXPORTER_OTLP_ENDPOINT: {needs}")
+            return None
+        raise SystemExit(f"error: --otlp-endpoint: {needs}") from error
+
+
+def _is_asked_for_by_standard() -> bool:
+    """Returns True if OpenTelemetry's variables name a collector that is sent to over gRPC."""
+    found = os.environ.get
+    if not (found("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or found("OTEL_EXPORTER_OTLP_ENDPOINT")):
+        return False
+    if found("OTEL_TRACES_EXPORTER", "otlp") != "otlp" or found("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    protocol = found("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or found("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    if protocol != "grpc":
+        log.warning("traces.not_sent", reason=f"OTEL_EXPORTER_OTLP_PROTOCOL must be grpc, got {protocol!r}")
+    return protocol == "grpc"

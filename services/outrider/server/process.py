@@ -27,6 +27,17 @@ each of a forward's launches, and would wait for it for up to 5 ms, Python's def
 messages."""
 
 
+SPIN_COUNT = "1000"
+"""Turns for which a thread of OpenMP waits awake, some 50 microseconds: about what it takes to wake a thread, so that a
+wait costs twice the least at most. By default it is hundreds of times as long, and one that waits for a thread which
+another program keeps from running takes the core from others meanwhile."""
+
+
+def say_step(words: str) -> None:
+    """Says on stdout what a service is at while it gets ready: it may take minutes."""
+    print(f"step: {words}", flush=True)
+
+
 def run_process(
     name: str, settings_class: type[Settings], load: Callable[[], Callable[[Settings], Awaitable[None]]]
 ) -> None:
@@ -48,6 +59,9 @@ def run_process(
     threads = set(threading.enumerate())
     configure_logs(settings.log_level, settings.log_format, name)
     pin(settings.cores)
+    # libgomp reads it when torch is imported.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     traces = start_traces(f"outrider-{name}", settings)
     try:
         asyncio.run(_serve(load(), settings))

@@ -1,9 +1,9 @@
 """Runs a service from its settings to its exit: binds, loads, serves, drains.
 
-The order matters to those that watch it: the ports are bound and announced first (lines on stdout, of which
-`listening HOST:PORT` is the first), Prometheus may read from then on, health answers NOT_SERVING while the service
-loads and while it drains, and SERVING only in between. SIGTERM and SIGINT drain: callers are sent elsewhere, new calls
-are refused with UNAVAILABLE, running ones may end. A second signal cuts them off.
+The order matters to those that watch it: the ports are bound and announced first (lines on stdout, of which `listening
+HOST:PORT` is the first; `step: WORDS` say later what it is at), Prometheus may read from then on, health answers
+NOT_SERVING while the service loads and while it drains, and SERVING only in between. SIGTERM and SIGINT drain: callers
+are sent elsewhere, new calls are refused with UNAVAILABLE, running ones may end. A second signal cuts them off.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ with repr=False is never shown.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -18,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, SettingsConfigDict, SettingsError
 
+from outrider.core.devices import DEVICE_RULE, is_device
 from outrider.security.settings import (
     ListenSecuritySettings,
     ListenTlsSettings,
@@ -29,7 +29,6 @@ from outrider.telemetry.redaction import without_secrets
 
 MIN_NUM_BLOCKS = 8
 """Least blocks of a pool of keys and values: what the measurements at the start take."""
-_DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
 Settings = TypeVar("Settings", bound="ProcessSettings")
@@ -70,7 +69,9 @@ class ProcessSettings(ListenTlsSettings):
         30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
     )
     otlp_endpoint: str = Field(
-        "", description="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317; empty = no traces."
+        "",
+        description="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317; empty = that of "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, if it is set.",
     )
     trace_ratio: float = Field(
         0.1,
@@ -186,8 +187,8 @@ class ModelSettings(DialingSettings):
 
 def checked_device(value: str) -> str:
     """Returns the name of a torch device. Raises ValueError if it is none."""
-    if not _DEVICE.fullmatch(value):
-        raise ValueError("must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
+    if not is_device(value):
+        raise ValueError(f"must be {DEVICE_RULE}")
     return value
 
 
@@ -212,14 +213,30 @@ def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> S
         sys.exit(0)
     for warning in _misspelt(cls, os.environ):
         print(f"warning: {warning}", file=sys.stderr)
+    if unknown := list(_unknown(cls, given)):
+        for complaint in unknown:
+            print(f"error: {complaint}", file=sys.stderr)
+        sys.exit(2)
     try:
         return CliApp.run(cls, cli_args=given)
     except ValidationError as error:
         for item in error.errors():
             print(f"error: {_complaint(cls, item)}", file=sys.stderr)
     except SettingsError as error:
-        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
+        print(f"error: {without_secrets(str(error).removeprefix('error parsing CLI: '))}", file=sys.stderr)
     sys.exit(2)
+
+
+def _unknown(cls: type[ProcessSettings], arguments: Iterable[str]) -> Iterator[str]:
+    """Yields a complaint of each flag that there is not."""
+    names = [name.replace("_", "-") for name in cls.model_fields]
+    switches = [name.replace("_", "-") for name, field in cls.model_fields.items() if field.annotation is bool]
+    known = [f"--{name}" for name in (*names, *(f"no-{name}" for name in switches))]
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if flag.startswith("--") and flag not in known:
+            near = get_close_matches(flag, known, n=1)
+            yield f"there is no flag {flag}: " + (f"did you mean {near[0]}?" if near else "--help-all lists all")
 
 
 def _complaint(cls: type[ProcessSettings], item: ErrorDetails) -> str:

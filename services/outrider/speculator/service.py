@@ -14,6 +14,7 @@ from outrider.models.timing import forward_us_of
 from outrider.peers.channel import read_peers
 from outrider.peers.datastore import DatastorePeer
 from outrider.security.quotas import Quotas
+from outrider.server.process import say_step
 from outrider.server.run import CannotLoad
 from outrider.speculator.engine import Engine
 from outrider.speculator.servicer import SpeculatorServicer
@@ -55,7 +56,7 @@ class SpeculatorService:
         security = settings.peer_security()
         try:
             # In a thread: calls that come meanwhile are answered, with the status that the model is loading.
-            model, forward_us = await in_own_thread(lambda: _prepared(self._model or load_for(settings)))
+            model, forward_us = await in_own_thread(self._load_model)
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         if settings.datastore:
@@ -81,6 +82,13 @@ class SpeculatorService:
         )
         self.servicer.ready(model, self.engine)
 
+    def _load_model(self) -> tuple[LoadedModel, int]:
+        """Captures what the engine replays. Returns the model, and the time of a forward of one row in microseconds."""
+        model = self._model or load_for(self._settings, on_step=say_step)
+        say_step("timing forwards")
+        model.runner.make_loop()
+        return model, forward_us_of(model.runner)
+
     def metrics(self) -> Metrics:
         """Yields what was counted (`outrider.speculator.metrics`) and how the datastore does."""
         settings = self._settings
@@ -104,9 +112,3 @@ class SpeculatorService:
         if self.engine is not None:
             # In a thread: it waits for the forward that is running, and would hold up the event loop.
             await asyncio.to_thread(self.engine.stop)
-
-
-def _prepared(model: LoadedModel) -> tuple[LoadedModel, int]:
-    """Captures what the engine replays. Returns the model, and the time of a forward of one row in microseconds."""
-    model.runner.make_loop()
-    return model, forward_us_of(model.runner)

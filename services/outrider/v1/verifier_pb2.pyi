@@ -369,14 +369,16 @@ class SpeculationSummary(_message.Message):
     def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ..., requested_method: _Optional[_Union[_types_pb2.Method, str]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., num_bytes_sent: _Optional[int] = ..., num_bytes_received: _Optional[int] = ..., num_ready_hits: _Optional[int] = ..., num_tail_tokens: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ..., num_draft_rows: _Optional[int] = ..., num_withheld_nodes: _Optional[int] = ..., speculative_decoding: _Optional[_Union[SpeculativeDecodingMetrics, _Mapping]] = ..., missing_peers: _Optional[_Iterable[_Union[MissingPeer, _Mapping]]] = ...) -> None: ...
 
 class MissingPeer(_message.Message):
-    __slots__ = ("peer", "absence", "num_rounds")
+    __slots__ = ("peer", "absence", "num_rounds", "reason")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ABSENCE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     peer: Peer
     absence: Absence
     num_rounds: int
-    def __init__(self, peer: _Optional[_Union[Peer, str]] = ..., absence: _Optional[_Union[Absence, str]] = ..., num_rounds: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, peer: _Optional[_Union[Peer, str]] = ..., absence: _Optional[_Union[Absence, str]] = ..., num_rounds: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SpeculativeDecodingMetrics(_message.Message):
     __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens")

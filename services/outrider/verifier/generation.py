@@ -67,6 +67,8 @@ class Generation:
         """Complete once the last verdict is there."""
         self.traffic = Traffic()
         """Bytes that were exchanged with the drafter."""
+        self.why_missing: dict[tuple[Peer, Absence], str] = {}
+        """Reasons for which peers were missing, in words, as far as they are known."""
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self.num_cached_prompt_tokens = 0
@@ -79,6 +81,7 @@ class Generation:
         """What happens after it."""
         self._brings_drafts, self._salt = brings_drafts, salt
         self._is_paused = self._is_closed = False
+        self._datastore = datastore
         self._speculators = speculators if spec.speculation.method.has_draft_model else None
         # The engine's thread, which decides when the drafter is called for, knows nothing of the trace.
         self._context = contextvars.copy_context()
@@ -292,6 +295,9 @@ class Generation:
     def on_detached(self, absence: Absence) -> None:
         """Announces that the drafter is gone, and why."""
         peer = Peer.EDGE if self._brings_drafts else Peer.SPECULATOR
+        if self._speculators is not None and not self._brings_drafts:
+            told = [info.last_error for info in self._speculators.infos() if info.last_error]
+            self.why_missing[peer, absence] = "; ".join(dict.fromkeys(told))
         self._post(lambda session: session.detach(peer, absence))
 
     # From the datastore, to the engine.
@@ -309,6 +315,8 @@ class Generation:
 
     def on_datastore_lost(self, absence: Absence) -> None:
         """Announces that the datastore is gone, and why."""
+        if self._datastore is not None:
+            self.why_missing[Peer.DATASTORE, absence] = self._datastore.state.last_error
         self._post(lambda session: session.lose_datastore(absence))
 
     def _set_paused(self, is_paused: bool) -> None:

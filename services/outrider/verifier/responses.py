@@ -142,7 +142,11 @@ class Responses:
         generation, spec = self._generation, self._generation.spec
         assert verdict.finish_reason is not None
         summary = summary_to_proto(
-            spec.speculation.method, generation.statistics, spec.requested_method, generation.traffic
+            spec.speculation.method,
+            generation.statistics,
+            spec.requested_method,
+            generation.traffic,
+            generation.why_missing,
         )
         num_spec_tokens = spec.speculation.num_speculative_tokens
         metrics = speculative_decoding_to_proto(generation.statistics, num_spec_tokens)

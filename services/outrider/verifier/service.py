@@ -24,6 +24,7 @@ from outrider.peers.speculator import Speculators
 from outrider.security.addresses import addresses_of
 from outrider.security.peer_channel import PeerSecurity
 from outrider.security.quotas import Quotas
+from outrider.server.process import say_step
 from outrider.server.run import CannotLoad
 from outrider.speculator.drafter import Drafter
 from outrider.telemetry.metrics import Metrics, build_info
@@ -151,13 +152,15 @@ class VerifierService:
         """Returns the target, the times of its forwards as they are told to callers, and as the engine has them."""
         model, forward_times_ms = self._model, self._forward_times_ms
         if model is None:
-            weights = read_weights(self._settings)
+            weights = read_weights(self._settings, say_step)
             # Read first: what is wrong with it is said before the rest has taken its time.
             is_asked = self._settings.generation_config == "auto"
             defaults = default_sampling(str(weights.model.name_or_path)) if is_asked else {}
-            model = replace(load_for(self._settings, weights, beside), default_sampling=defaults)
+            loaded = load_for(self._settings, weights, beside, on_step=say_step)
+            model = replace(loaded, default_sampling=defaults)
         if forward_times_ms is not None:
             return model, forward_times_ms, ForwardTimes(forward_times_ms)
+        say_step("timing forwards")
         context_len = min(200, model.max_context_len // 2)
         attention = measure_attention(model.runner, context_len)
         if model.runner.buckets:

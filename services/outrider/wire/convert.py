@@ -6,7 +6,7 @@ parameters of the speculation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -24,6 +24,8 @@ COST_PER_NAT = 32
 """Steps of a cost per nat. A varint of one byte holds costs below 128: tokens of a probability of 2 % and more."""
 MAX_COST = 1023
 """Largest cost, about 32 nats; a varint of two bytes."""
+MAX_REASON_LEN = 500
+"""Most characters of why a peer was missing: a status of gRPC may hold thousands."""
 MAX_DRAFT_LEN = 4096
 """Most nodes in one message: as many as a tree holds."""
 MAX_Q_ROW_LEN = 1024
@@ -127,7 +129,11 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
 
 
 def summary_to_proto(
-    method: Method, statistics: Statistics, requested_method: Method | None = None, traffic: Traffic | None = None
+    method: Method,
+    statistics: Statistics,
+    requested_method: Method | None = None,
+    traffic: Traffic | None = None,
+    reasons: Mapping[tuple[Peer, Absence], str] = {},
 ) -> verifier_pb2.SpeculationSummary:
     """Sums the speculation of one generation up. Counts are copied by their names.
 
@@ -136,6 +142,7 @@ def summary_to_proto(
         statistics: The counts and times of the generation.
         requested_method: The method that `method` replaces. None means that it was asked for itself.
         traffic: The bytes that were exchanged with the drafter. None means that there was no drafter.
+        reasons: What is known of why peers were missing, in words.
     """
     return verifier_pb2.SpeculationSummary(
         method=METHODS_TO_PROTO[method],
@@ -146,7 +153,7 @@ def summary_to_proto(
         ],
         degraded=statistics.degraded,
         missing_peers=[
-            missing_peer(peer, absence, num_rounds)
+            missing_peer(peer, absence, num_rounds, reasons.get((peer, absence), ""))
             for (peer, absence), num_rounds in statistics.missing.num_rounds.items()
         ],
         decisions=[_decision_to_proto(decision) for decision in statistics.decisions],
@@ -155,12 +162,13 @@ def summary_to_proto(
     )
 
 
-def missing_peer(peer: Peer, absence: Absence, num_rounds: int) -> verifier_pb2.MissingPeer:
+def missing_peer(peer: Peer, absence: Absence, num_rounds: int, reason: str) -> verifier_pb2.MissingPeer:
     """Says which peer was missing, why, and for how many rounds; the numbers are those of the wire."""
     return verifier_pb2.MissingPeer(
         peer=cast(verifier_pb2.Peer, peer.value),
         absence=cast(verifier_pb2.Absence, absence.value),
         num_rounds=num_rounds,
+        reason=reason[:MAX_REASON_LEN],
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.models.loading import DEMO_FOLDER
+from outrider.models.demo.names import DEMO_FOLDER
 from outrider_bench.experiment import PLAIN, Contender
 from outrider_bench.prediction import expected_tokens
 from outrider_bench.result import INCONCLUSIVE, MET, MISSED

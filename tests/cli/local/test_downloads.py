@@ -10,6 +10,7 @@ from outrider_cli.local import downloads
 from tests.support.hub_server import Hub, running_hub
 
 MODEL, COMMIT, WEIGHTS = "somebody/tiny", "0123456789abcdef0123456789abcdef01234567", "model.safetensors"
+CONFIG = b'{"model_type": "llama"}'
 
 
 def test_progress_has_the_name_the_bytes_and_the_rate() -> None:
@@ -34,7 +35,7 @@ def test_ctrl_c_ends_a_download_at_once_and_the_next_one_goes_on(
         raise KeyboardInterrupt
 
     lines: list[str] = []
-    with running_hub(Hub(MODEL, COMMIT, {"config.json": b"{}", WEIGHTS: b"w" * 2_000_000})) as hub:
+    with running_hub(Hub(MODEL, COMMIT, {"config.json": CONFIG, WEIGHTS: b"w" * 2_000_000})) as hub:
         for name, value in {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
             monkeypatch.setenv(name, value)
         hub.gate.clear()  # nothing comes: only an end of the child lets the call return

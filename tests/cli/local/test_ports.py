@@ -23,7 +23,8 @@ def test_a_port_that_something_listens_on_is_taken() -> None:
 
 def test_a_verifier_is_recognized(verifier: FakeVerifier) -> None:
     port = int(verifier.address.rpartition(":")[2])
-    assert why_taken("127.0.0.1", port) == f"port {port} is in use (an outrider verifier answers there)"
+    what = f"an outrider verifier serves fake there: outrider chat --address {verifier.address}"
+    assert why_taken("127.0.0.1", port) == f"port {port} is in use ({what})"
 
 
 def test_a_server_that_is_not_there_is_missed(tmp_path: Path) -> None:

@@ -121,6 +121,36 @@ def test_what_a_child_prints_behind_its_address_is_read_in_lines(
     talking.kill()
 
 
+def test_a_child_says_what_it_is_at_and_other_lines_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lines = "listening 127.0.0.1:7\\nstep: reading\\ncloud: away\\nstep: timing\\ncloud: back"
+    working, steps = printing(tmp_path, f"print('{lines}')"), list[str]()
+    working.start()
+    while working.take_steps(10.0, steps.append):
+        pass
+    assert steps[-1] == "printing: timing"
+    assert list(working.further_lines()) == ["cloud: away", "cloud: back"]
+    working.kill()
+
+
+def test_a_child_that_works_may_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    program = "import time\nwhile time.process_time() < 1.5: pass\nprint('listening 127.0.0.1:7')"
+    slow = printing(tmp_path, program)
+    slow.spawn()
+    slow.wait_listening(silence_s=0.6)
+    slow.kill()
+
+
+def test_a_child_that_does_nothing_is_waited_for_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    hanging = printing(tmp_path, "import time; time.sleep(60)")
+    hanging.spawn()
+    with pytest.raises(ProcessFailed, match="has not begun to listen, and has done nothing for 1 s"):
+        hanging.wait_listening(silence_s=1.0)
+    hanging.kill()
+
+
 def test_a_child_does_not_survive_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
         "from outrider_cli.local.process import ManagedProcess; from pathlib import Path; import sys\n"

@@ -7,6 +7,7 @@ const from = (name) => import(new URL(`../../../services/outrider/gateway/page/s
 const { EventParser, chunkOf, requestOf } = await from("api");
 const { TextCutter, visible } = await from("cutting");
 const { Comparison, Lane, verdict } = await from("lane");
+const { whyNoDrafts, wordsOf } = await from("load");
 const { parse, Player } = await from("recording");
 const { firstShown, runsOf } = await from("rounds");
 const { speedsOf } = await from("speed");
@@ -171,4 +172,13 @@ test("code has exactly the request, whatever the prompt has in it", () => {
   assert.deepEqual(JSON.parse(body), request.body);
   assert.match(python(request, "http://h"), /extra_body=\{"speculation": \{"method": "auto"\}\}/);
   assert.equal(visible("a b\n"), "a·b↵");
+});
+
+test("a draft model that is away has its reason wherever it is spoken of", () => {
+  const away = { connected: false, last_error: "its tokenizer is another one" };
+  const state = (load) => [whyNoDrafts(load), new Map(wordsOf(load)).get("Draft model")];
+  assert.deepEqual(state({ speculators: [away] }), ["its tokenizer is another one", "away: its tokenizer is another one"]);
+  assert.deepEqual(state({ speculators: [away, { connected: true, last_error: "" }] })[0], "");
+  assert.deepEqual(state({ speculators: [{ connected: false, last_error: "" }] }), ["", "not used yet"]);
+  assert.deepEqual(state({}), ["", "none"]);
 });

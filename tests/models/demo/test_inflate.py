@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.models.demo.inflate import Inflation, forget, inflate, num_layers_for, parse_inflation
+from outrider.models.demo.inflate import forget, inflate, num_layers_for
+from outrider.models.demo.names import Inflation, parse_inflation
 from outrider.models.runner import Runner, Segment
 from tests.support.tiny_models import text
 

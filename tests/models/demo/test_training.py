@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.models import loading
+from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.training import evaluate, train
 from outrider.models.demo.training.corpus import Corpus
 from outrider.models.demo.training.evaluate import Loss, Measurements
@@ -23,8 +23,8 @@ def test_the_pair_is_trained_where_demo_models_are_loaded_from(monkeypatch: pyte
     monkeypatch.setattr(train, "write_card", lambda folder, _: folders.append(folder))
     train.main(["--stage", "target"])
     train.main(["--stage", "card"])
-    assert folders == [loading.DEMO_FOLDER] * 2
-    assert (loading.DEMO_FOLDER / "README.md").is_file(), "the card"
+    assert folders == [DEMO_FOLDER] * 2
+    assert (DEMO_FOLDER / "README.md").is_file(), "the card"
 
 
 def test_the_pair_is_measured_where_demo_models_are_loaded_from(
@@ -39,5 +39,5 @@ def test_the_pair_is_measured_where_demo_models_are_loaded_from(
     monkeypatch.setattr(evaluate, "load_corpus", lambda: NOTHING)
     monkeypatch.setattr(evaluate, "measure", measured)
     evaluate.main([])
-    assert folders == [loading.DEMO_FOLDER]
+    assert folders == [DEMO_FOLDER]
     assert json.loads(capsys.readouterr().out)["prompts"] == 0

@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size, randomise, widen
-from outrider.models.loading import DEMO_FOLDER, build_hf_model, load_model
+from outrider.models.loading import build_hf_model, load_model
 from outrider.models.runner import Segment
 
 # Twice as wide as the demo target in every direction, with two heads of queries for each of keys.

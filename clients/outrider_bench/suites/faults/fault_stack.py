@@ -66,8 +66,6 @@ class FaultProxy(DelayProxy):
 PARTS = (REDIS, DATASTORE, SPECULATOR, VERIFIER)
 REST_S = 3.0
 """After a fault, before the next one of the same part: what it recovers within can be seen."""
-START_TIMEOUT_S = 240.0
-"""Generous: a service shares its cores with all others and with the clients."""
 _MODEL_FLAGS = ("--dtype", "float32", "--num-threads", "1")
 
 T = TypeVar("T")
@@ -208,5 +206,5 @@ def _restart(service: Service) -> None:
 
 
 def _wait(service: Service) -> None:
-    service.wait_listening(START_TIMEOUT_S)
-    service.wait_serving(START_TIMEOUT_S)
+    service.wait_listening()
+    service.wait_serving()

@@ -140,7 +140,7 @@ class GatewayServices:
 async def running_gateway(config: GatewayConfig, seed: int) -> AsyncIterator[GatewayServices]:
     """Run services with a gateway while the body does. Raises ProcessFailed, RedisFailed, RedisNotFound."""
     sizes = sizes_of(config)
-    stack = LocalStack(StackConfig(target=sizes.target, gateway=True, cores=config.cores or None))
+    stack = LocalStack(StackConfig(target=sizes.target, gateway=True, cores=config.cores))
     # A stack is started by a thread that lives as long as it shall: this one.
     stack.start()
     try:

@@ -30,8 +30,6 @@ WORKER = "outrider_bench.workers.gpu"
 SHARES = {"services": 0.5, "peers": 0.8, "micro": 0.95}
 """Share of the budget after which nothing of a part begins, and another program that still compiles is given up."""
 ANCHOR_EVERY_S = 60.0
-LOAD_TIMEOUT_S = 300.0
-"""Loading 16 GB, trying whether rows are exact, and capturing graphs."""
 MICRO_ROWS = {"8b": (1, 16, 32, 64, 128, 256, 512), "tiny": (1, 16)}
 
 
@@ -153,7 +151,6 @@ class GpuSuite(Suite):
             cores=(),
             verifier_arguments=flags,
             speculator_arguments=pool,
-            load_timeout_s=LOAD_TIMEOUT_S,
         )
 
     async def _run_peers(self, cells: list[Cell], log: Log) -> None:

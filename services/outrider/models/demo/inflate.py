@@ -15,8 +15,6 @@ that target is about X.
 from __future__ import annotations
 
 import copy
-import re
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,38 +22,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-REFERENCE_PARAMETERS = 100e6
-"""Size of the target that `draft-cX` is X times smaller than."""
-UNTRAINED = "draft-untrained"
-"""Name of the draft before any training: even with it speculation must not lose."""
-_NAME = re.compile(r"(?P<base>target|draft)(-(?P<millions>\d+)m|-c(?P<ratio>\d+(\.\d+)?))?")
-
-
-@dataclass(frozen=True)
-class Inflation:
-    """Describes how large a model shall become."""
-
-    num_parameters: float
-    """Parameters in all, about: a whole number of layers is added."""
-    intermediate_size: int
-    """Width of every layer's MLP. Wide layers keep the share of operator calls small."""
-    seed: int = 0
-
-
-def parse_inflation(name: str) -> tuple[str, Inflation | None]:
-    """Splits `target-100m` into `target` and its inflation; None if it is to stay as it is.
-
-    An unknown name comes back whole, with None: then there is no such folder.
-    """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return name, None
-    if match["millions"]:
-        millions = int(match["millions"])
-        return match["base"], Inflation(millions * 1e6, 5504 if millions <= 150 else 16_384)
-    if match["ratio"]:
-        return match["base"], Inflation(REFERENCE_PARAMETERS / float(match["ratio"]), 5504)
-    return match["base"], None
+from outrider.models.demo.names import Inflation
 
 
 def num_layers_for(config: LlamaConfig, inflation: Inflation) -> int:

@@ -5,7 +5,7 @@ import { shortened, visible } from "./cutting.js";
 import { EXAMPLES } from "./examples.js";
 import { act, state as labState } from "./lab.js";
 import { Comparison, Lane, verdict } from "./lane.js";
-import { watch, wordsOf } from "./load.js";
+import { watch, whyNoDrafts, wordsOf } from "./load.js";
 import { familyOfMethod, meaningOfMethod, METHOD_FAMILIES } from "./methods.js";
 import { parse, Player, recordingOf } from "./recording.js";
 import { drawBars } from "./rounds.js";
@@ -29,6 +29,8 @@ const page = {
   abort: /** @type {AbortController | null} */ (null),
   watching: /** @type {AbortController | null} */ (null),
   model: { id: "", dtype: "" },
+  lab: /** @type {any} */ (null),
+  whyNoDrafts: "",
   shown: 1,
   round: 0,
   follows: true,
@@ -98,8 +100,10 @@ function end(isStopped) {
   const said = verdict(left, right, { isAtOnce: recording.isAtOnce, isStopped, dtype: recording.model.dtype });
   at("verdict").className = `verdict ${said.kind}`;
   at("headline").textContent = said.headline;
-  at("detail").textContent = said.detail;
-  at("status").textContent = `${said.headline} ${said.detail}`;
+  const missing = page.lanes.flatMap((lane) => lane.summary?.missing_peers ?? []);
+  const detail = [said.detail, ...new Set(missing.map((words) => `In part ${words}.`))].join(" ");
+  at("detail").textContent = detail;
+  at("status").textContent = `${said.headline} ${detail}`;
   at("go").textContent = "Start";
   at("save").disabled = false;
   document.body.dataset.state = "done";
@@ -356,9 +360,18 @@ function showLab(state) {
   at("kill").disabled = state.speculator !== "running";
   at("delay").setAttribute("aria-pressed", String(state.delay_ms > 0));
   at("delay").textContent = state.delay_ms > 0 ? "Take the 40 ms off again" : "Put 40 ms on the wire";
-  at("lab-state").textContent = `Draft model: ${state.speculator}. Wire: ${state.delay_ms} ms more.`;
+  page.lab = state;
+  tellLab();
   // It comes back by itself: look until it does.
   if (state.speculator !== "running") setTimeout(async () => showLab((await labState()) ?? state), 1000);
+}
+
+/** Says how the draft model is. That it runs is what `outrider up` knows; that it is used, the verifier. */
+function tellLab() {
+  const { lab, whyNoDrafts: why } = page;
+  if (!lab) return;
+  const isUseless = lab.speculator === "running" && why;
+  at("lab-state").textContent = `Draft model: ${lab.speculator}${isUseless ? `, but not used: ${why}` : ""}. Wire: ${lab.delay_ms} ms more.`;
 }
 
 /** @param {object} action */
@@ -457,6 +470,8 @@ function watchLoad() {
       return;
     }
     describe(at("load"), wordsOf(load));
+    page.whyNoDrafts = whyNoDrafts(load);
+    tellLab();
     page.model = { id: load.model.id, dtype: load.model.dtype };
     at("model").textContent = `${load.model.id}, ${load.model.dtype}`;
     if (!isFirst) return;

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
+from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.training.batches import sample_continuations
 from outrider.models.demo.training.bundle import load_bundle
 from outrider.models.demo.training.corpus import Corpus, code_prompts, load_corpus
 from outrider.models.demo.training.vocabulary import encode_files, load_tokenizer
-from outrider.models.loading import DEMO_FOLDER
 
 PROMPT_TOKENS = 120
 NEW_TOKENS = 96

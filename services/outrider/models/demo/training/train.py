@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.training import recipe
 from outrider.models.demo.training.batches import Draw, mixed_batches, text_batches
 from outrider.models.demo.training.bundle import load_bundle, save_bundle, training_record
 from outrider.models.demo.training.card import write_card
 from outrider.models.demo.training.corpus import Corpus, load_corpus
 from outrider.models.demo.training.vocabulary import encode_files, load_tokenizer, train_tokenizer
-from outrider.models.loading import DEMO_FOLDER
 
 STAGES = ("tokenizer", "target", "draft", "card")
 CHECKPOINT_SECONDS = 300.0

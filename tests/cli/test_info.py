@@ -51,6 +51,11 @@ def test_info_shows_the_state_and_the_load_of_each_speculator(verifier: FakeVeri
     assert "b:2 (not connected: no answer)" in shown
 
 
+def test_info_shows_what_is_wrong_with_a_peer_that_answers(verifier: FakeVerifier) -> None:
+    verifier.speculators = [verifier_pb2.PeerInfo(address="a:1", connected=True, last_error="it takes nothing")]
+    assert "a:1 (connected; it takes nothing)" in invoked(verifier).stdout
+
+
 @pytest.mark.slow
 def test_replicas_that_are_gone_are_passed_over(verifier: FakeVerifier) -> None:
     replicas = f"{NO_SERVER},{verifier.address}"

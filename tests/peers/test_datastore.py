@@ -102,6 +102,19 @@ async def test_closing_sends_what_is_left_or_counts_it() -> None:
         assert peer.state.num_shed_tokens == 2
 
 
+async def test_a_datastore_that_answers_and_records_nothing_is_connected_and_says_why() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        datastore.trouble = "the disk is full"
+        stream = retrieve(peer, "s", [1, 2, 3], listener := Listener())
+        stream.look_up()
+        await until(lambda: listener.answers)
+        await until(lambda: "the disk is full" in peer.state.info().last_error)
+        assert peer.state.info().connected
+        datastore.trouble = ""
+        await until(lambda: not peer.state.info().last_error)
+        assert datastore.tokens["s"] == [1, 2, 3]
+
+
 async def test_without_the_rejected_tier_no_rejection_is_recorded() -> None:
     async with scripted_datastore() as (datastore, peer):
         others = RetrievalPlan(sources=tuple(tier for tier in TIERS if tier is not Source.REJECTED))

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.datastore.settings import DatastoreSettings
 from outrider.edge.settings import EdgeSettings
-from outrider.security.addresses import is_loopback
+from outrider.security.addresses import is_loopback, is_redis_url, sentinel_url
 from outrider.server.settings import ServiceSettings, parse_settings
 from outrider.telemetry.redaction import without_secrets
 from outrider.verifier.settings import VerifierSettings
@@ -126,6 +126,8 @@ def test_an_edge_may_dial_all_that_a_name_means(upstream: str) -> None:
         "--max-num-queries redis://user:s3cret@h:1",
         "--log-level redis://h/?password=s3cret",
         "--redis-url redis://:p@s3cret@h:port",
+        "--redis-url redis+sentinel://:s3cret@h:1,h:2",
+        "--redis-url redis+sentinel://h:port/first?sentinel_password=s3cret",
     ],
 )
 def test_no_complaint_shows_a_password(line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,9 +144,24 @@ def test_help_shows_no_password(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "s3cret" not in repr(parse_settings(DatastoreSettings, []))
 
 
+def test_a_url_may_name_sentinels() -> None:
+    named = sentinel_url("rediss+sentinel://me:p%40ss@a:1,[::1]:2,c/first/3?sentinel_password=x")
+    assert named == ((("a", 1), ("::1", 2), ("c", 26379)), "first", "rediss://me:p%40ss@sentinel/3?sentinel_password=x")
+    assert sentinel_url("redis+sentinel://a/first") == ((("a", 26379),), "first", "redis://sentinel/0?")
+    assert sentinel_url("redis://a:1/0") is None
+    assert is_redis_url("redis+sentinel://a:1,b:2/first/0")
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "a:1", "a:1/", "a:1,/first", "a:0/first", "a:x/first", "a/first/x", "a/first/1/2"]
+)
+def test_what_names_no_sentinel_or_no_service_is_refused(rest: str) -> None:
+    assert not is_redis_url(f"redis+sentinel://{rest}")
+
+
 def test_texts_lose_their_secrets_and_nothing_else() -> None:
     plain = "cannot reach 10.0.0.1:6379 (redis://cache:6379/0): ask ops@example.org"
     assert without_secrets(plain) == plain
-    assert without_secrets("redis://u:p@ss@h/0?password=x&db=1 authorization: Bearer abc.def") == (
-        "redis://***@h/0?password=***&db=1 authorization: Bearer ***"
+    assert without_secrets("redis://u:p@ss@h/0?password=x&sentinel_password=y&db=1 authorization: Bearer abc.def") == (
+        "redis://***@h/0?password=***&sentinel_password=***&db=1 authorization: Bearer ***"
     )

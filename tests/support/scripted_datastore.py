@@ -27,6 +27,8 @@ class ScriptedDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
         self.num_record_streams = 0
         self.fail_records_from: int | None = None
         """Number of the record from which on streams fail once."""
+        self.trouble = ""
+        """The reason for which no record is taken; empty = all are."""
         self.refuses: set[str] = set()
         """Sessions whose records are INVALID_ARGUMENT."""
         self.holds_records = asyncio.Event()
@@ -51,6 +53,8 @@ class ScriptedDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
             if self.fail_records_from is not None and self.num_records >= self.fail_records_from:
                 self.fail_records_from = None
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "as the test wants it")
+            if self.trouble:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, self.trouble)
             if scope.session_id in self.refuses:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "as the test wants it")
             await self.holds_records.wait()

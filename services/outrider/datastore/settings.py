@@ -18,7 +18,8 @@ class DatastoreSettings(ServiceSettings):
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         repr=False,
-        description="Redis or Valkey, 7.0 or later: redis://, rediss:// or unix://.",
+        description="Redis or Valkey, 7.0 or later, and no cluster: redis://, rediss:// (TLS), unix://, or through "
+        "Sentinel redis+sentinel://HOST:26379,HOST2:26379/SERVICE/0, rediss+sentinel:// with TLS.",
     )
     redis_timeout_s: float = Field(
         0.5, gt=0, description="Longest that one Redis command other than a lookup, or connecting, may take."

@@ -6,8 +6,8 @@ import re
 
 # To the last @: a password may contain one that is not escaped.
 _IN_URL = re.compile(r"(?<=://)[^\s'\"]*@")
-# redis-py takes name and password from the query of a URL, too.
-_IN_QUERY = re.compile(r"(?<=[?&])(username|password)=[^&\s'\"]*")
+# redis-py takes name and password from the query of a URL, too, and those of Sentinels are there.
+_IN_QUERY = re.compile(r"(?<=[?&])((?:sentinel_)?(?:username|password))=[^&\s'\"]*")
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s'\"]+")
 
 

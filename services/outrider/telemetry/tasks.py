@@ -62,9 +62,10 @@ async def end(task: asyncio.Task[None]) -> None:
 
 def task_metrics() -> Metrics:
     """Yields how often tasks have failed. Safe to call in any thread."""
-    yield counters(
-        "outrider_task_failures_total",
-        "Failures of tasks that last, by their names; each was begun again.",
-        "task",
-        dict(_num_failures),
-    )
+    if _num_failures:
+        yield counters(
+            "outrider_task_failures_total",
+            "Failures of tasks that last, by their names; each was begun again.",
+            "task",
+            dict(_num_failures),
+        )

@@ -31,5 +31,8 @@ def test_a_server_that_is_not_there_is_missed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://user:secret@127.0.0.1:{listener.getsockname()[1]}/0"
         assert why_unreachable(url) == ""
+        port = listener.getsockname()[1]
+        assert why_unreachable(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/first/0") == ""
+    assert why_unreachable(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/first/0") == "connection refused"
     assert why_unreachable(url) == "connection refused"
     assert why_unreachable(f"unix://{tmp_path}/none.sock") == "no such file or directory"

@@ -323,7 +323,7 @@ class RedisClient:
                     await self._check()
                 if not was_usable:
                     log.info("redis.connected", address=str(self._address))
-                self.problem, was_usable = "", True
+                self._is_up, self.problem, was_usable = True, "", True
             except (StoreUnavailable, StoreFull) as error:
                 # The cause alone: `unavailable` will put the address in front of it again.
                 self.problem = _text_of(error.__cause__ or error)
@@ -347,17 +347,18 @@ class RedisClient:
                 continue
 
     async def _check(self) -> None:
-        """Calls Functions as lookups and records do, and tells lookups whether theirs work. Raises StoreUnavailable."""
+        """Calls Functions as lookups and records do. Raises StoreUnavailable, and tells lookups whether theirs work."""
+        is_up = False
         try:
             # As a lookup is sent, so that there is a connection for the first one.
             [found] = await self._execute([layout.LOOKUP_CHECK], self._exchange_in_time)
             self._compare(found, layout.LOOKUP_CHECK_REPLY)
+            is_up = True
+            [position] = await self._execute([layout.RECORD_CHECK], partial(self._send, is_transaction=False))
+            self._compare(position, layout.RECORD_CHECK_REPLY)
         except (StoreUnavailable, StoreFull):
-            self._is_up = False
+            self._is_up = is_up
             raise
-        self._is_up = True
-        [position] = await self._execute([layout.RECORD_CHECK], partial(self._send, is_transaction=False))
-        self._compare(position, layout.RECORD_CHECK_REPLY)
 
     def _compare(self, found: Reply, expected: Reply) -> None:
         if found != expected:

@@ -39,7 +39,7 @@ class Services:
         options = self._exits.enter_context(bad_stderr(self._kind))
         command = [sys.executable, "-m", f"outrider.{name}", "--listen", "127.0.0.1:0", "--log-level", "debug"]
         process = started([*command, "--metrics-listen", "127.0.0.1:0", *flags], **options)
-        self._exits.callback(process.wait)
+        self._exits.enter_context(process)
         self._exits.callback(process.kill)
         self._processes[name] = process
         address = said(process.stdout, "listening")
@@ -93,6 +93,8 @@ def test_services_serve_and_end_well_whatever_becomes_of_their_lines(kind: Kind,
             for _ in range(NUM_TEXTS):
                 generated = client.complete("def add(a, b):\n", temperature=0.8, seed=1, max_tokens=8)
                 assert generated.text == expected
+            info = client.info()
+            assert (info.speculator.connected, info.datastore.connected) == (True, True)
         body = {"model": "demo/target", "prompt": "def add(a, b):\n", "temperature": 0.8, "seed": 1, "max_tokens": 8}
         answer = httpx.post(f"http://{gateway}/v1/completions", json=body, timeout=60)
         assert answer.json()["choices"][0]["text"] == expected
@@ -103,7 +105,6 @@ def test_services_serve_and_end_well_whatever_becomes_of_their_lines(kind: Kind,
 
 def is_ready(client: BlockingClient) -> bool:
     try:
-        info = client.info()
+        return bool(client.info().model.model_id)
     except OutriderError:
         return False
-    return info.speculator.connected and info.datastore.connected

@@ -185,4 +185,4 @@ class Health:
     """0 means no limit."""
     num_evicted_keys: int = 0
     problem: str = ""
-    """Why it cannot be used now. Empty means that it can."""
+    """The reason for which it cannot be used now. Empty means that it can."""

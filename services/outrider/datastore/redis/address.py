@@ -1,4 +1,4 @@
-"""Where Redis is: at an address, or wherever Sentinels say that the primary of a service is now."""
+"""The address of Redis: a server, or wherever Sentinels say that the primary of a service is now."""
 
 from __future__ import annotations
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+SMALL_PIPE_BYTES = 4096
 Kind = Literal["full", "closed", "reader gone", "unread"]
 KINDS: tuple[Kind, ...] = ("full", "closed", "reader gone", "unread")
 
@@ -23,6 +25,8 @@ def bad_stderr(kind: Kind) -> Iterator[dict[str, Any]]:
             yield {"stderr": full}
         return
     reading, writing = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, SMALL_PIPE_BYTES)  # so that few lines fill it
     if kind == "reader gone":
         os.close(reading)
     try:

@@ -87,7 +87,8 @@ class RedisClient:
         self._is_up = True
         self.problem = ""
         """The reason for which Redis was of no use when the monitor last looked. Empty means that all works."""
-        self._last_garbled = ""
+        self._garbled: set[type[Exception]] = set()
+        """Kinds of replies that could not be understood: the log has a line for each."""
         self._has_refused_budget = False
         self._small_lookups = asyncio.Semaphore(MAX_SMALL_LOOKUPS_UNDER_WAY)
         self._large_lookups = asyncio.Semaphore(MAX_LARGE_LOOKUPS_UNDER_WAY)
@@ -199,8 +200,8 @@ class RedisClient:
         except GARBLED as error:
             self._is_prepared = False  # the Functions may be others
             reason = f"a reply of it cannot be understood ({error!r})"
-            if reason != self._last_garbled:
-                self._last_garbled = reason
+            if type(error) not in self._garbled:
+                self._garbled.add(type(error))
                 log.warning("redis.garbled", address=str(self._address), error=repr(error))
             raise self.unavailable(reason) from error
 

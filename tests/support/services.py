@@ -155,11 +155,19 @@ async def running_verifier(
 
 @asynccontextmanager
 async def running_speculator(
-    max_num_sessions: int = 16, datastore: str = "", model: LoadedModel | None = None
+    max_num_sessions: int = 16,
+    datastore: str = "",
+    model: LoadedModel | None = None,
+    stall_timeout_s: float = 60.0,
 ) -> AsyncIterator[RunningSpeculator]:
     """A speculator with the demo draft model or `model`, on a free port."""
     settings = SpeculatorSettings.model_validate(
-        {"max_num_sessions": max_num_sessions, "datastore": datastore, "keep_warm_ms": 0}
+        {
+            "max_num_sessions": max_num_sessions,
+            "datastore": datastore,
+            "keep_warm_ms": 0,
+            "stall_timeout_s": stall_timeout_s,
+        }
     )
     model = model or draft_model()
     service = SpeculatorService(settings, model)

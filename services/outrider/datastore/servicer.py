@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -24,6 +24,7 @@ from outrider.version import __version__
 from outrider.wire.errors import NotFound, NotServing, ResourceExhausted, Unavailable, rpc_errors
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_Request = TypeVar("_Request")
 
 
 class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
@@ -49,7 +50,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     ) -> AsyncIterator[pb.LookupResponse]:
         scope: Scope | None = None
         with _errors_as_status(context), self._drainable() as stream:
-            async for request in stream.requests(request_iterator):
+            async for request in stream.requests(self._opened(request_iterator)):
                 with traced_message(LOOKUP, request.traceparent) as span:
                     command = messages.lookup_command(request, scope, self._settings)
                     scope = command.scope
@@ -77,7 +78,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     ) -> AsyncIterator[pb.RecordResponse]:
         scope: Scope | None = None
         with _errors_as_status(context), self._drainable() as stream:
-            async for request in stream.requests(request_iterator):
+            async for request in stream.requests(self._opened(request_iterator)):
                 with traced_message(RECORD, request.traceparent) as span:
                     command = messages.record_command(request, scope, self._settings)
                     scope = command.scope
@@ -152,6 +153,9 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     def _check_serving(self) -> None:
         if self._is_draining:
             raise NotServing("the datastore is draining")
+
+    def _opened(self, requests: AsyncIterator[_Request]) -> AsyncIterator[_Request]:
+        return streams.opened(requests, self._settings.stall_timeout_s)
 
     @contextmanager
     def _drainable(self, *, ages: bool = True) -> Iterator[DrainableStream]:

@@ -68,7 +68,7 @@ class DatastoreSettings(ServiceSettings):
     stall_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="A watcher that reads nothing, or a loader that sends nothing, for so long is cut off.",
+        description="A watcher that reads nothing, or a stream that says nothing at first, for so long is cut off.",
     )
 
     @field_validator("redis_url")

@@ -38,6 +38,24 @@ async def write(
         raise DeadlineExceeded(f"the {reader} has read nothing for {stall_timeout_s:g} s") from None
 
 
+async def opened(requests: AsyncIterator[_Request], stall_timeout_s: float) -> AsyncIterator[_Request]:
+    """Yields the requests of a stream whose first one comes in time: nobody shall hold a call without a word. Later a
+    caller may have nothing to say for as long as its connection lives.
+
+    Raises:
+        DeadlineExceeded: the caller has said nothing in that time.
+    """
+    try:
+        async with asyncio.timeout(stall_timeout_s):
+            first = await anext(aiter(requests), None)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the caller has said nothing for {stall_timeout_s:g} s") from None
+    if first is not None:  # None: half-closed without a message
+        yield first
+        async for request in requests:
+            yield request
+
+
 class DrainableStreams:
     """Holds the streams of a server that would last as long as their callers. Lives on the event loop."""
 

@@ -62,7 +62,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         Args:
             max_num_sessions: Most sessions at a time.
             quotas: Limits of single callers; None means that there are none.
-            stall_timeout_s: A caller that reads nothing for so many seconds is cut off.
+            stall_timeout_s: A caller that reads nothing for so many seconds, or says nothing at first, is cut off.
         """
         self._max_num_sessions = max_num_sessions
         self._quotas = Quotas() if quotas is None else quotas
@@ -109,7 +109,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     ) -> None:
         """Drafts for one generation: commits and steering in, drafts out."""
         with traced_call(SPECULATE, context), rpc_errors(context), self._call(context) as call:
-            # grpc.aio makes one iterator of a call's requests: `read` goes on behind the message that is taken here.
+            requests = streams.opened(requests, self._stall_timeout_s)
             first = await anext(aiter(requests), None)
             if first is None or first.WhichOneof("event") != "open":
                 raise InvalidArgument("event", "must be open in the first message")
@@ -139,7 +139,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         with rpc_errors(context), self._call(context) as call:
 
             async def read() -> None:
-                async for message in requests:
+                async for message in streams.opened(requests, self._stall_timeout_s):
                     for request in message.sessions:
                         await self._take_of_many(call, request)
                     await call.outbox.room()

@@ -54,7 +54,9 @@ class SpeculatorSettings(DraftModelSettings):
         description="Most tokens of texts that are read for one caller, on average over a minute; beyond it, new "
         "sessions are refused. 0 = no limit.",
     )
-    stall_timeout_s: float = Field(60.0, gt=0, description="A caller that reads nothing for so long is cut off.")
+    stall_timeout_s: float = Field(
+        60.0, gt=0, description="A caller that reads nothing for so long, or says nothing at first, is cut off."
+    )
 
     @property
     def peers(self) -> dict[str, str]:

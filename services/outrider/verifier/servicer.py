@@ -100,7 +100,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """
         Args:
             max_num_sessions: Most sessions at a time.
-            stall_timeout_s: Time after which a client that reads nothing is cut off.
+            stall_timeout_s: Time after which a client is cut off that reads nothing, or says nothing at first.
             quotas: Limits of callers and tenants. None means that there are none.
             max_draft_nodes_per_s: Most nodes a second of the drafts that a caller brings.
             max_num_queued: Most sessions that wait for room beside those.
@@ -189,6 +189,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Runs one generation; the caller drafts."""
         with traced_call(COLLABORATE, context), self.calls.call(context) as call, rpc_errors(context):
             # Before the quota: a caller that connects and says nothing takes no session's place.
+            requests = streams.opened(requests, self._stall_timeout_s)
             opening = await opening_of(requests, self._ready().model)
             with self._quota(context) as quota:
                 serving = self._ready()

@@ -119,7 +119,9 @@ class VerifierSettings(ModelSettings):
     max_draft_nodes_per_s: float = Field(
         MAX_NODES_PER_S, gt=0, description="Most nodes a second of one session's drafts; what is beyond is dropped."
     )
-    stall_timeout_s: float = Field(60.0, gt=0, description="A client that reads nothing for so long is cut off.")
+    stall_timeout_s: float = Field(
+        60.0, gt=0, description="A client that reads nothing for so long, or says nothing at first, is cut off."
+    )
     prefill_chunk: int = Field(256, ge=1, description="Most prompt rows of one forward.")
     max_rows: int = Field(256, ge=1, description="Most decode rows of one forward; chains are cut to fit.")
 

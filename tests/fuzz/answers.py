@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -85,19 +83,3 @@ async def lying(
         yield f"127.0.0.1:{port}", peer
     finally:
         await server.stop(0)
-
-
-class LongestTurn:
-    """Measures how long one turn of the event loop keeps the others waiting, by the time of its own thread: that of
-    others on the machine does not count."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    async def watch(self) -> None:
-        """Measures until it is cancelled."""
-        while True:
-            before = time.thread_time()
-            await asyncio.sleep(0)
-            self.seconds = max(self.seconds, time.thread_time() - before)
-            await asyncio.sleep(0.002)

@@ -12,8 +12,9 @@ import pytest
 from outrider.v1 import datastore_pb2, speculator_pb2
 from outrider_cli.local.redis import started_redis
 from outrider_client.client import Client
-from tests.fuzz.answers import LongestTurn, LyingPeer, lying
+from tests.fuzz.answers import LyingPeer, lying
 from tests.support import datastores
+from tests.support.longest_turn import LongestTurn
 from tests.support.services import RunningVerifier, running_speculator, running_verifier
 
 SPECULATOR = speculator_pb2.DESCRIPTOR.services_by_name["SpeculatorService"]
@@ -77,7 +78,11 @@ async def answered(verifier: RunningVerifier, liar: LyingPeer, methods: tuple[st
 
 
 LENGTHS = pytest.mark.parametrize(
-    "num_answers", [pytest.param(300, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.suite)]
+    "num_answers",
+    [
+        pytest.param(300, marks=pytest.mark.slow),
+        pytest.param(10_000, marks=[pytest.mark.suite, pytest.mark.timeout(900)]),
+    ],
 )
 
 

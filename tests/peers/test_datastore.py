@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from outrider.core.params import TIERS, RetrievalScope, Source
@@ -10,6 +12,7 @@ from outrider.peers import recording
 from outrider.peers.datastore import DatastorePeer
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
+from tests.support.longest_turn import LongestTurn
 from tests.support.retrieving import Listener, retrieve
 from tests.support.scripted_datastore import babbling, scripted_datastore
 from tests.support.waiting import until
@@ -176,6 +179,21 @@ async def test_the_shared_tier_is_copied_for_a_scope_that_has_one() -> None:
         assert tiers.shared is not None
         assert tiers.shared.followers((1,)) == (), "the context was counted when it was a run"
         assert peer.tiers(RetrievalScope.TENANT) is tiers, "one copy for all sessions"
+
+
+async def test_a_run_of_any_length_is_learnt_without_holding_up_the_loop() -> None:
+    longest = LongestTurn()
+    async with scripted_datastore() as (datastore, peer):
+        last = pb.SharedRun(context_token_ids=[1, 2], token_ids=[3, 4])
+        long = pb.SharedRun(context_token_ids=[1] * 100_000, token_ids=list(range(500_000)))
+        datastore.watched = [pb.WatchResponse(shared=run) for run in (long, last)]
+        tiers = peer.tiers(RetrievalScope.TENANT)
+        watching = asyncio.create_task(longest.watch())
+        await until(lambda: tiers.shared is not None and tiers.shared.followers((2, 3)) == ((4, 1),))
+        watching.cancel()
+        assert tiers.shared is not None
+        assert tiers.shared.followers((499_998,)) == ((499_999, 1),)
+    assert longest.seconds < 0.2
 
 
 async def test_a_datastore_that_cannot_be_understood_is_used_once_it_can_be() -> None:

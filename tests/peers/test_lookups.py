@@ -11,9 +11,10 @@ from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import CONTEXT_LEN, RetrievalPlan
 from outrider.peers import lookups
 from outrider.peers.datastore import EVERYTHING, DatastorePeer
-from outrider.peers.lookups import ANSWER_TIMEOUT_S
+from outrider.peers.lookups import ANSWER_TIMEOUT_S, MAX_MATCH_LEN
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
+from outrider.wire.convert import MAX_DRAFT_LEN
 from tests.support.forgetful_proxy import forgetful
 from tests.support.retrieving import Listener, retrieve
 from tests.support.scripted_datastore import scripted_datastore
@@ -34,6 +35,18 @@ async def test_answers_reach_the_session_that_asked() -> None:
         assert (base_len, found.match_len, found.tier, found.token_ids) == (2, 2, Source.RING, (7, 8, 9))
         assert second.answers == [(3, Continuation(0, None, (), (), ()))]
         assert peer.state.is_connected
+
+
+@pytest.mark.parametrize(("match_len", "believed"), [(-(2**31), 0), (2**31 - 1, MAX_MATCH_LEN)])
+async def test_a_match_that_cannot_be_is_cut_to_one_that_can(match_len: int, believed: int) -> None:
+    async with scripted_datastore() as (datastore, peer):
+        lists = {"parent_offsets": [0] * 5000, "token_ids": [7] * 5000, "counts": [1] * 5000}
+        datastore.lookup_results[2] = pb.LookupResult(match_len=match_len, tier=types_pb2.SOURCE_RING, **lists)
+        listener = Listener()
+        retrieve(peer, "a", [5, 6], listener).look_up()
+        await until(lambda: listener.answers)
+        [(_, found)] = listener.answers
+        assert (found.match_len, len(found.token_ids)) == (believed, MAX_DRAFT_LEN)
 
 
 async def test_a_question_is_about_as_many_tokens_and_tiers_as_the_plan_says() -> None:

@@ -10,10 +10,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from outrider.core.load import MOST_SESSIONS
 from outrider.core.params import Method, SpeculationParams, Steering
 from outrider.core.statistics import Absence, RunningMean
 from outrider.peers import speculator as speculator_peer
 from outrider.peers.reconnecting import FIRST_ANSWER_S, MIN_SILENCE_S, AnswerDeadline
+from outrider.v1 import speculator_pb2 as pb
 from tests.support.forgetful_proxy import forgetful
 from tests.support.scripted_speculator import Listener, ScriptedSpeculator, dialling, serving, speculate
 from tests.support.waiting import until
@@ -349,4 +351,16 @@ async def test_a_speculator_that_has_ended_was_lost_to_those_that_it_served_alon
         stream = speculate(peer, nobody, [1, 2])
         await until(lambda: nobody.num_detached)
         assert nobody.absences == [Absence.UNREACHABLE]
+        stream.close()
+
+
+async def test_a_load_that_cannot_be_is_no_number_that_the_wire_cannot_hold() -> None:
+    speculator = ScriptedSpeculator()
+    speculator.load = pb.SpeculatorLoad(num_sessions=2**32 - 1, max_num_sessions=2**32 - 1, busy_percent=2**32 - 1)
+    async with serving(speculator) as address, dialling(address) as peer:
+        listener = Listener()
+        stream = speculate(peer, listener)
+        await until(lambda: listener.num_drafts)
+        info = peer.info()
+        assert (info.num_sessions, info.max_num_sessions, info.busy_percent) == (MOST_SESSIONS, MOST_SESSIONS, 100)
         stream.close()

@@ -16,6 +16,9 @@ from outrider.core.tree import Draft
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.convert import (
     COST_PER_NAT,
+    MAX_COST,
+    MAX_DRAFT_COUNT,
+    MAX_TIME_US,
     draft_from_proto,
     draft_to_proto,
     summary_to_proto,
@@ -54,6 +57,22 @@ def test_a_row_whose_weights_come_to_more_than_the_contract_allows_is_dropped(
     message = types_pb2.Draft(token_ids=[5], q_rows=[types_pb2.SparseRow(token_ids=[5, 6], weights=weights)])
     [row] = draft_from_proto(message).q_rows
     assert (row is not None) == is_kept
+
+
+def test_counts_and_times_of_a_drafter_are_cut_to_what_can_be() -> None:
+    counts = ("num_forwards", "num_phrase_tokens", "num_rows", "num_withheld_nodes")
+    message = types_pb2.Draft(token_ids=[5], costs=[2**32 - 1], **dict.fromkeys(counts, 2**32 - 1))
+    draft = draft_from_proto(message, forward_us=2**32 - 1, retrieval_us=2**32 - 1)
+    assert all(getattr(draft, name) == MAX_DRAFT_COUNT for name in counts)
+    assert (draft.forward_us, draft.retrieval_us) == (MAX_TIME_US, MAX_TIME_US)
+    assert draft.logprobs == [-MAX_COST / COST_PER_NAT]
+
+
+def test_a_text_that_has_counted_more_than_a_summary_holds_has_a_summary() -> None:
+    statistics = Statistics()
+    statistics.add(**dict.fromkeys(COUNTS, 2**31))
+    summary = summary_to_proto(Method.PEARL, statistics)
+    assert all(getattr(summary, name) == 2**31 - 1 for name in COUNTS)
 
 
 def test_a_summary_says_what_was_asked_for_only_where_it_was_replaced() -> None:

@@ -23,7 +23,7 @@ from outrider.peers.reconnecting import is_overwritten, wait_before_retry
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
 from outrider.wire.channels import NOT_TAKEN
-from outrider.wire.convert import missing_peer
+from outrider.wire.convert import INT32_MAX, missing_peer
 from outrider.wire.errors import RpcError, Unavailable
 from outrider.wire.resumption import complete_sampling, difference
 from outrider.wire.speculation import METHODS
@@ -254,7 +254,7 @@ class Relay:
                 emitted(self._request, self._index).extend(response.chunk.token_ids)
                 # To the application all calls of the cloud are one, in whose text the ends are counted.
                 ends = response.chunk.text_ends
-                ends[:] = [self._num_characters_before + end for end in ends]
+                ends[:] = [min(self._num_characters_before + end, INT32_MAX) for end in ends]
                 self._num_characters += len(response.chunk.text)
                 self._forget_failures()
                 self._lost_at, self._was_overwritten = None, False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+PAUSE_S = 0.002
+
 
 class LongestTurn:
-    """Measures how long one turn of the event loop keeps the others waiting, by the time of its own thread: that of
-    others on the machine does not count."""
+    """Measures how long the turns of the event loop keep others waiting, by the time of its own thread: what others on
+    the machine take does not count."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -17,6 +19,5 @@ class LongestTurn:
         """Measures until it is cancelled."""
         while True:
             before = time.thread_time()
-            await asyncio.sleep(0)
-            self.seconds = max(self.seconds, time.thread_time() - before)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(PAUSE_S)
+            self.seconds = max(self.seconds, time.thread_time() - before - PAUSE_S)

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from outrider.models.checkpoint import UnknownModel, UnsupportedModel, causal_models, judge_checkpoint
+from outrider.models.checkpoint import (
+    UnknownModel,
+    UnsupportedModel,
+    causal_models,
+    judge_checkpoint,
+    judge_tensors,
+)
 from tests.support.checkpoints import in_cache, write
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -169,3 +175,39 @@ def test_demo_models_pass_and_the_library_is_known_without_being_imported() -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == []
+
+
+MODULES = {"", "model", "model.layers", "model.layers.0", "model.layers.0.mlp", "model.layers.0.mlp.up_proj", "lm_head"}
+
+
+@pytest.mark.parametrize(
+    ("missing", "unexpected", "mismatched", "reason"),
+    [
+        ({"b.weight", "a.weight"}, (), (), "its weights have no a.weight, b.weight"),
+        (
+            {f"{letter}.weight" for letter in "abcde"},
+            (),
+            (),
+            "its weights have no a.weight, b.weight, c.weight and 2 oth",
+        ),
+        ((), (), [("a", (90, 64), (96, 64))], r"a is \[90, 64\] in its weights, and \[96, 64\] by its config"),
+        (
+            (),
+            ["model.layers.0.mlp.up_proj.bias"],
+            (),
+            "have model.layers.0.mlp.up_proj.bias, which a model of its type",
+        ),
+        ((), ["model.layers.0.q_norm.weight"], (), "its weights have model.layers.0.q_norm.weight, which"),
+        ((), ["lm_head.bias"], (), "its weights have lm_head.bias, which"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_model_are_refused_by_their_names(
+    missing: Any, unexpected: Any, mismatched: Any, reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        judge_tensors(missing, unexpected, mismatched, MODULES)
+
+
+def test_weights_of_what_the_model_does_not_have_are_told_of() -> None:
+    others = ["mtp.norm.weight", "model.layers.7.mlp.up_proj.weight", "score.weight"]
+    assert judge_tensors((), others, (), MODULES) == sorted(others)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import structlog
 import torch
 from huggingface_hub import constants
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from outrider.models import loading
@@ -35,14 +37,12 @@ from outrider.speculator.settings import SpeculatorSettings
 from outrider_bench.workers.forward import main
 from tests.support.checkpoints import in_cache
 from tests.support.tiny_models import text
+from tests.support.word_tokenizer import word_tokenizer
 
 
 def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     """A tokenizer of whole words."""
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.decoder = decoders.WordPiece()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=words[0])
+    return word_tokenizer({word: i for i, word in enumerate(words)})
 
 
 WORDS = ["end", *(f"w{i}" for i in range(199))]
@@ -356,3 +356,65 @@ def test_pools_of_two_models_on_a_gpu_have_room_for_as_many_tokens() -> None:
     # A number that was asked for is kept free, and one that was asked for here is not cut for one that was not.
     assert room_on_gpu(shape, free_bytes, Beside(draft_bytes, 1000)) == room_on_gpu(shape, free_bytes) - 778
     assert room_on_gpu(shape, free_bytes, Beside(draft_bytes, 0), num_chosen=5) == room_on_gpu(shape, free_bytes)
+
+
+def spoil(folder: Path, copy: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """A copy of a model with other tensors."""
+    shutil.copytree(folder, copy)
+    tensors = load_file(copy / "model.safetensors")
+    change(tensors)
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tensors: tensors.pop(UP), f"its weights have no {UP}"),
+        (
+            lambda tensors: tensors.update({UP: torch.zeros(90, 64)}),
+            f"{UP} is [90, 64] in its weights, and [96, 64] by",
+        ),
+        (
+            lambda tensors: tensors.update({UP.replace("weight", "bias"): torch.zeros(96)}),
+            f"its weights have {UP.replace('weight', 'bias')}, which a model of its type does not use",
+        ),
+    ],
+)
+def test_a_checkpoint_whose_tensors_are_not_the_models_is_refused_in_one_line(
+    change: Callable[[dict[str, torch.Tensor]], object], reason: str, demo_folder: Path, tmp_path: Path
+) -> None:
+    folder = spoil(demo_folder / "target", tmp_path / "model", change)
+    with pytest.raises(CannotLoadModel) as failed:
+        load_for(SpeculatorSettings(model=str(folder), num_threads=1))
+    assert str(failed.value).startswith(f"--model {folder}: {reason}")
+    assert "\n" not in str(failed.value)
+
+
+def test_further_tensors_of_no_part_of_the_model_are_told_of_once(demo_folder: Path, tmp_path: Path) -> None:
+    folder = spoil(demo_folder / "target", tmp_path / "model", lambda tensors: tensors.update(extra=torch.zeros(3)))
+    with structlog.testing.capture_logs() as lines:
+        load_model(str(folder))
+    assert [line["tensors"] for line in lines if line["event"] == "model.tensors_unused"] == [["extra"]]
+
+
+def test_pickled_weights_are_loaded_as_weights_alone(demo_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(demo_folder / "target", tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+    model, _ = build_hf_model(str(tmp_path / "model"))
+    expected, _ = build_hf_model(str(demo_folder / "target"))
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_whatever_goes_wrong_with_a_models_files_is_one_line(demo_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(demo_folder / "target", tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CannotLoadModel) as failed:
+        load_for(SpeculatorSettings(model=str(folder), num_threads=1))
+    assert str(failed.value).startswith(f"--model {folder}: ")
+    assert "\n" not in str(failed.value)

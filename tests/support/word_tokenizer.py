@@ -16,5 +16,5 @@ def word_tokenizer(vocabulary: int | Mapping[str, int]) -> PreTrainedTokenizerFa
     first = next(iter(vocabulary))
     backend = Tokenizer(models.WordLevel(dict(vocabulary), unk_token=first))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.decoder = decoders.WordPiece()
+    backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=first)

@@ -119,8 +119,9 @@ def _attend(
     # There is no mask but one that a model makes by itself.
     unsupported += ["a mask of its own"] if attention_mask is not None else []
     if unsupported or key.shape != value.shape:
-        what = " and ".join(unsupported) or "values of another width than keys"
-        raise UnsupportedModel(f"attention with {what} is not supported")
+        raise UnsupportedModel(
+            f"attention with {' and '.join(unsupported) or 'values of another width than keys'} is not supported"
+        )
     plan = _plan.get()
     if key.shape[1::2] != plan.slot_shape:
         found, expected = (f"{heads} key-value heads of {dim}" for heads, dim in (key.shape[1::2], plan.slot_shape))

@@ -17,4 +17,4 @@ def word_tokenizer(vocabulary: int | Mapping[str, int]) -> PreTrainedTokenizerFa
     backend = Tokenizer(models.WordLevel(dict(vocabulary), unk_token=first))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=first)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=first)  # type: ignore[no-untyped-call]

@@ -20,8 +20,8 @@ DEMO_PREFIX = "demo/"
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
-CONFIGS = ("*config.json",)
-"""Files on the hub that tell most of a model."""
+CONFIGS = "*config.json"
+"""Pattern of the files on the hub that tell most of a model."""
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")

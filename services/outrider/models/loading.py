@@ -349,13 +349,14 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
     judge_config(config.to_dict())
     # The demo checkpoints are in bfloat16; `auto` means float32 for the pair, and inflation begins with that.
     stored: Any = "auto" if not is_demo else torch.float32
-    model, found = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=DTYPES.get(dtype, stored),
         trust_remote_code=False,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused below, by their names
     )
+    model, found = loaded
     modules = {name for name, _ in model.named_modules()}
     unused = judge_tensors(found["missing_keys"], found["unexpected_keys"], found["mismatched_keys"], modules)
     if unused:
@@ -525,8 +526,8 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 def _vocab_size(model: Any, tokenizer: Any) -> int:
     """Returns the number above all token ids that have a name and rows in the model. A tokenizer may have holes."""
-    num_rows = min(model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0])
-    names = tokenizer.get_vocab()
+    num_rows: int = min(model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0])
+    names: dict[str, int] = tokenizer.get_vocab()
     if without := sorted(name for name, token_id in names.items() if token_id >= num_rows):
         log.warning("model.tokens_without_rows", tokens=without[:NUM_NAMED], count=len(without), num_rows=num_rows)
     return min(max(names.values()) + 1, num_rows)

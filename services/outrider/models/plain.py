@@ -58,7 +58,8 @@ class PlainHead:
         model.set_submodule(name, _Product(product))
         self._model: Any = model
         # One of them is what the class calls for hidden states: OPT's passes over the first.
-        self._below = {model.base_model, model.get_decoder()} - {model}
+        decoder = model.get_decoder()  # type: ignore[no-untyped-call]
+        self._below: set[Any] = {model.base_model, decoder} - {model}
         self._outputs = _Outputs()
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class PlainHead:
         self._outputs.last_hidden_state = hidden.unsqueeze(0)
         token_ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         for module in self._below:
-            module.forward = self._given  # type: ignore[method-assign]
+            module.forward = self._given
         try:
             logits: Tensor = self._model(input_ids=token_ids, use_cache=False).logits[0]
         finally:

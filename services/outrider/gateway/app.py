@@ -163,7 +163,8 @@ class _Front:
                 abort()
             return
         except Exception as error:
-            failed = _api_error(error)
+            # Without the frames that it came through, which hold what was parsed: this one holds the error.
+            failed = _api_error(error).with_traceback(None)
             if failed.status >= 500:
                 log.warning("gateway.error", path=scope["path"], status=failed.status, reason=failed.message)
             if not status:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Self
 
-MAX_HELD_BYTES = 256 << 20
+MAX_HELD_BYTES = 160 << 20
 """Most memory of all requests together, in bytes. The process takes some 70 MB without any, and its limit in
-deploy/base is 512 MiB: the rest is for answers."""
+deploy/base is 512 MiB: the rest is for answers, and for what was given back and lies between what is held."""
 CONNECTION_BYTES = 16 << 10
 """Memory of a connection without a request, in bytes."""
 BYTE_COST, PART_COST = 4, 256

@@ -91,6 +91,10 @@ async def token_ids_of(exchange: Exchange, prompt: Prompt, options: ChatOptions,
 async def detokenize(exchange: Exchange) -> None:
     """Returns the text of tokens, in vLLM's shape. Raises ApiError."""
     given = await exchange.parameters(DetokenizeParameters)
+    model = (await exchange.upstream.model(exchange.token)).model
+    # The verifier's rule, before a message is made of millions.
+    if len(given.tokens) > (most := max(model.max_context_len, model.vocab_size)):
+        raise invalid("tokens", f"must have at most {most} tokens, got {len(given.tokens)}")
     try:
         text = await exchange.client().detokenize(given.tokens)
     except OutriderError as error:

@@ -79,8 +79,12 @@ class Lane:
                 loop.call_soon_threadsafe(self._next)
 
         running.add_done_callback(ended)
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.wrap_future(running)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.wrap_future(running)
+        finally:
+            # An error of the work holds this frame, and all that the work had made: it must not be held by it, too.
+            del running
 
     async def _turn(self, caller: str, num_bytes: int) -> None:
         """Waits until a thread is free."""

@@ -131,6 +131,8 @@ class VerifierServiceServicer:
 
         Errors:
         * `INVALID_ARGUMENT`, `FAILED_PRECONDITION`: the prompt is unset, or a chat that the template does not take.
+        * `OUT_OF_RANGE`: the prompt has more than 256 characters for each token of the context, or more token ids than that.
+        * `RESOURCE_EXHAUSTED`: the caller has had all requests that it may have, or too many long texts wait. Says when to come back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,6 +143,8 @@ class VerifierServiceServicer:
 
         Errors:
         * `INVALID_ARGUMENT`: a token id is outside the vocabulary.
+        * `OUT_OF_RANGE`: there are more tokens than the context and the vocabulary have.
+        * `RESOURCE_EXHAUSTED`: as Tokenize.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

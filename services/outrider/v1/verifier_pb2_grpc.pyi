@@ -82,12 +82,16 @@ class VerifierServiceStub:
 
     Errors:
     * `INVALID_ARGUMENT`, `FAILED_PRECONDITION`: the prompt is unset, or a chat that the template does not take.
+    * `OUT_OF_RANGE`: the prompt has more than 256 characters for each token of the context, or more token ids than that.
+    * `RESOURCE_EXHAUSTED`: the caller has had all requests that it may have, or too many long texts wait. Says when to come back.
     """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.DetokenizeRequest, _verifier_pb2.DetokenizeResponse]
     """Token ids to text, with the target's tokenizer.
 
     Errors:
     * `INVALID_ARGUMENT`: a token id is outside the vocabulary.
+    * `OUT_OF_RANGE`: there are more tokens than the context and the vocabulary have.
+    * `RESOURCE_EXHAUSTED`: as Tokenize.
     """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.GetInfoRequest, _verifier_pb2.GetInfoResponse]
     """Describes this server: model, methods, limits, peers, load."""
@@ -146,12 +150,16 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
 
     Errors:
     * `INVALID_ARGUMENT`, `FAILED_PRECONDITION`: the prompt is unset, or a chat that the template does not take.
+    * `OUT_OF_RANGE`: the prompt has more than 256 characters for each token of the context, or more token ids than that.
+    * `RESOURCE_EXHAUSTED`: the caller has had all requests that it may have, or too many long texts wait. Says when to come back.
     """
     Detokenize: _aio.UnaryUnaryMultiCallable[_verifier_pb2.DetokenizeRequest, _verifier_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Token ids to text, with the target's tokenizer.
 
     Errors:
     * `INVALID_ARGUMENT`: a token id is outside the vocabulary.
+    * `OUT_OF_RANGE`: there are more tokens than the context and the vocabulary have.
+    * `RESOURCE_EXHAUSTED`: as Tokenize.
     """
     GetInfo: _aio.UnaryUnaryMultiCallable[_verifier_pb2.GetInfoRequest, _verifier_pb2.GetInfoResponse]  # type: ignore[assignment]
     """Describes this server: model, methods, limits, peers, load."""
@@ -225,6 +233,8 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `INVALID_ARGUMENT`, `FAILED_PRECONDITION`: the prompt is unset, or a chat that the template does not take.
+        * `OUT_OF_RANGE`: the prompt has more than 256 characters for each token of the context, or more token ids than that.
+        * `RESOURCE_EXHAUSTED`: the caller has had all requests that it may have, or too many long texts wait. Says when to come back.
         """
 
     @_abc_1.abstractmethod
@@ -237,6 +247,8 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `INVALID_ARGUMENT`: a token id is outside the vocabulary.
+        * `OUT_OF_RANGE`: there are more tokens than the context and the vocabulary have.
+        * `RESOURCE_EXHAUSTED`: as Tokenize.
         """
 
     @_abc_1.abstractmethod

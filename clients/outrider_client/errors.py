@@ -4,7 +4,7 @@
     └── OutriderError             .code .message .details
         ├── Aborted
         ├── AlreadyExists
-        ├── Cancelled             the caller gave up, here or through `Generation.cancel()`
+        ├── Cancelled             the caller gave up, here, through `Generation.cancel()` or by closing the client
         ├── DataLoss
         ├── DeadlineExceeded      timeout_s has passed, or nothing was read for the server's stall timeout
         ├── FailedPrecondition    the server is configured without what the request needs

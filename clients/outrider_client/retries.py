@@ -17,7 +17,7 @@ from outrider.wire.channels import doubled, first_turn
 from outrider.wire.details import fails_again
 from outrider.wire.resumption import MAX_CHOICES, complete_sampling, difference
 from outrider_client.channel import verifier_addresses
-from outrider_client.errors import OutriderError, ResourceExhausted, Unavailable
+from outrider_client.errors import Cancelled, OutriderError, ResourceExhausted, Unavailable
 from outrider_client.requests import GenerateOptions
 from outrider_client.tracing import GenerationTrace
 
@@ -140,9 +140,12 @@ class RetryState:
         self._num_pauses = 0
 
     def _fail(self, error: OutriderError) -> None:
-        """Leaves the replica alone for a while. Raises the error if there is no time left."""
+        """Leaves the replica alone for a while. Raises the error if there is no time left, Cancelled if the client was
+        closed."""
         now = self._clock()
-        if self.is_closed or now >= self._deadline:
+        if self.is_closed:
+            raise Cancelled("the client was closed") from error
+        if now >= self._deadline:
             raise error
         retry_after_s = error.retry_after_s or 0.0 if isinstance(error, ResourceExhausted) else 0.0
         self._replicas.failed(self.replica, max(now - self._last_message_at, retry_after_s))

@@ -71,3 +71,15 @@ def test_the_blocking_client_says_when_a_generation_is_admitted(verifier: FakeVe
         generation.started()
         assert generation.session_id == "s-1"
         assert list(generation) == expected
+
+
+def test_closing_the_client_cancels_what_runs(verifier: FakeVerifier) -> None:
+    verifier.script = until_cancelled(verifier)
+    client = BlockingClient(verifier.address)
+    generation = client.generate("hello")
+    next(generation)
+    closer = threading.Thread(target=client.close)
+    closer.start()
+    with pytest.raises(Cancelled):
+        next(generation)
+    closer.join()

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from outrider.core.params import Source
 from outrider.core.tree import Draft
+from outrider.edge import upstream
 from outrider.speculator.drafter import Drafter
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.client import Client
@@ -24,7 +25,7 @@ from outrider_client.errors import (
     Unavailable,
     from_rpc_error,
 )
-from tests.support.scripted_cloud import ScriptedCloud, chunk, serving, started
+from tests.support.scripted_cloud import ScriptedCloud, chunk, finished, serving, started
 from tests.support.services import RunningEdge, RunningVerifier, draft_model, running_edge
 from tests.support.verifier_requests import BAD_REQUESTS, refusal, request, tokens
 
@@ -206,6 +207,32 @@ async def test_a_call_that_something_on_the_way_cancels_is_unavailable() -> None
     ):
         error = await refusal(verifier_pb2_grpc.VerifierServiceStub(channel).Generate(request()))
         assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "enough")
+        assert await edge.is_idle()
+
+
+async def test_a_cloud_that_falls_silent_is_left_before_the_application_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "MAX_SILENCE_S", 0.2)
+    num_calls = 0
+
+    async def collaborate(requests: Any, context: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        await anext(requests)
+        await context.write(started([5, 6]))
+        if num_calls == 1:
+            await asyncio.Event().wait()
+        await context.write(chunk(7))
+        await context.write(finished(1))
+
+    async with (
+        serving(ScriptedCloud(collaborate)) as address,
+        running_edge(address, model=draft_model()) as edge,
+        Client(edge.address) as client,
+    ):
+        result = await client.complete([5, 6], max_tokens=1, method="pearl", stall_timeout_s=5)
+        assert (result.token_ids, result.num_resumes, num_calls) == ((7,), 0, 2)
         assert await edge.is_idle()
 
 

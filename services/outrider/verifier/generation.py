@@ -76,9 +76,9 @@ class Generation:
         self._has_room = False
         """True once there was room for it, or it has failed."""
         self._admission: asyncio.Queue[NoRoom | Reading | RpcError | None] = asyncio.Queue()
-        """What happens until then, that included; None means room."""
+        """News until then, and how that ends; None means with room."""
         self._events: asyncio.Queue[Verdict | Steering | NoRoom | Reading | RpcError] = asyncio.Queue()
-        """What happens after it."""
+        """Events after that."""
         self._brings_drafts, self._salt = brings_drafts, salt
         self._is_paused = self._is_closed = False
         self._datastore = datastore

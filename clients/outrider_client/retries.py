@@ -15,7 +15,7 @@ from outrider.core.load import ReplicaLoads
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.channels import doubled, first_turn
 from outrider.wire.details import fails_again
-from outrider.wire.resumption import MAX_CHOICES, complete_sampling, difference
+from outrider.wire.resumption import MAX_CHOICES, difference, with_sampling
 from outrider_client.channel import verifier_addresses
 from outrider_client.errors import Cancelled, OutriderError, ResourceExhausted, Unavailable
 from outrider_client.requests import GenerateOptions
@@ -253,13 +253,11 @@ class ResumableCall(RetryState):
         """
         self._is_admitted = self._is_excused = self._has_spoken = self._has_read = False
         request = verifier_pb2.GenerateRequest()
-        request.CopyFrom(self._request)
+        # The sampling as it was begun with: another server may have other defaults.
+        request.CopyFrom(self._request if self._model is None else with_sampling(self._request, self._model))
         # The first server may have drawn the seed: with the same one the noise, and so the text, goes on as begun.
         if seed is not None:
             request.sampling.seed = seed
-        # Likewise the sampling: another server may have other defaults.
-        if self._model is not None:
-            complete_sampling(request, self._model)
         # Extended, not set: the request may resume a text itself, and `token_ids` are those behind that.
         if not choices:
             request.resume_token_ids.extend(token_ids)

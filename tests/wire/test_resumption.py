@@ -6,7 +6,7 @@ import pytest
 
 from outrider.v1.types_pb2 import ModelInfo, SamplingParams
 from outrider.v1.verifier_pb2 import GenerateRequest
-from outrider.wire.resumption import complete_sampling, difference
+from outrider.wire.resumption import difference, with_sampling
 
 BEGUN = {"model_id": "m", "tokenizer_hash": "t", "dtype": "bfloat16", "numerics_id": "a"}
 
@@ -40,10 +40,8 @@ def test_who_has_promised_no_bits_is_continued_anywhere() -> None:
 def test_a_requests_own_values_come_before_the_models(given: dict[str, int], max_tokens: int, is_wish: bool) -> None:
     model = ModelInfo(default_sampling=SamplingParams(temperature=0, top_p=0.9, max_tokens=40))
     request = GenerateRequest(sampling=SamplingParams(**given, top_p=1, stop=["a"]))
-    complete_sampling(request, model)
+    whole = with_sampling(request, model)
     drawn = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
-    assert request.sampling == SamplingParams(**{**drawn, **given, "max_tokens": max_tokens}, stop=["a"])
-    assert request.clamp_max_tokens == is_wish
-    once = request.SerializeToString(deterministic=True)
-    complete_sampling(request, model)
-    assert request.SerializeToString(deterministic=True) == once
+    assert whole.sampling == SamplingParams(**{**drawn, **given, "max_tokens": max_tokens}, stop=["a"])
+    assert whole.clamp_max_tokens == is_wish
+    assert with_sampling(whole, model) == whole

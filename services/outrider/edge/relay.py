@@ -25,7 +25,7 @@ from outrider.v1 import verifier_pb2
 from outrider.wire.channels import NOT_TAKEN
 from outrider.wire.convert import INT32_MAX, missing_peer
 from outrider.wire.errors import RpcError, Unavailable
-from outrider.wire.resumption import complete_sampling, difference
+from outrider.wire.resumption import difference, with_sampling
 from outrider.wire.speculation import METHODS
 
 if TYPE_CHECKING:  # it imports torch, see there
@@ -160,11 +160,9 @@ class Relay:
         """Makes one call, or two where the first is refused for its drafts."""
         target = await upstream.info(self._time_left())
         self._check_same(upstream, target)
-        request = verifier_pb2.GenerateRequest()
-        request.CopyFrom(self._request)
         # Told apart from here on: the drafter has to know it, and the next verifier may have other defaults.
         assert self._target is not None
-        complete_sampling(request, self._target.model)
+        request = with_sampling(self._request, self._target.model)
         method = METHODS.get(request.speculation.method or target.default_method)
         # None is a number that this edge does not know. The cloud may know it, or refuses it in its own words.
         if method is None or not method.has_draft_model:

@@ -47,8 +47,8 @@ def default_sampling(checkpoint: str) -> Mapping[str, float]:
     # Of what is no JSON, or no text, too.
     except (OSError, ValueError) as error:
         raise CannotLoadModel(f"--generation-config auto: {path}: {error}; with none it is left out") from error
-    if unused := sorted(name for name in given if not _is_known(name)):
-        log.info("generation_config.unused", file=str(path), fields=unused)
+    unused = sorted(name for name in given if not _is_known(name))
+    log.info("generation_config.read", file=str(path), sampling=found, unused=unused)
     return found
 
 

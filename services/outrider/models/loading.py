@@ -111,6 +111,8 @@ class LoadedModel:
     max_context_len: int
     exactness: Exactness
     """Says whether the bits of a row depend on nothing but its text."""
+    checkpoint: str = ""
+    """The folder that it was read from, or its name on the Hugging Face hub."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """Sampling that counts where a request says nothing, see `outrider.models.generation_config`."""
 
@@ -220,6 +222,7 @@ def load_model(
         model_id=model_id,
         max_context_len=runner.max_context_len,
         exactness=exactness,
+        checkpoint=str(model.name_or_path),
     )
 
 

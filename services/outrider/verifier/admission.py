@@ -31,7 +31,7 @@ from outrider.wire.convert import token_ids_from_proto
 from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from outrider.wire.handshake import model_info
 from outrider.wire.reports import report_from_proto
-from outrider.wire.resumption import complete_sampling
+from outrider.wire.resumption import with_sampling
 from outrider.wire.sampling import sampling_from_proto, stop_strings_from_proto, stop_token_ids_from_proto
 from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
 from outrider.wire.structure import FIELD, structure_from_proto
@@ -108,7 +108,7 @@ def session_specs(
     """Checks a request and resolves every field of it.
 
     Args:
-        request: The request. It gets the model's own sampling where it says nothing.
+        request: The request.
         model: The target.
         codec: Makes tokens of text, and text of tokens.
         limits: Limits and defaults of this server.
@@ -124,7 +124,7 @@ def session_specs(
         OutOfRange: prompt or max_tokens exceed the context, or the prompt what this server takes.
         FailedPrecondition: the method needs a peer that is not configured, and the request does not allow another.
     """
-    complete_sampling(request, model_info(model))
+    request = with_sampling(request, model_info(model))
     n = request.n if request.HasField("n") else 1
     check(1 <= n <= limits.max_num_choices, "n", f"in [1, {limits.max_num_choices}], this server's limit", n)
     spec = _spec(request, model, codec, limits, brings_drafts=brings_drafts)

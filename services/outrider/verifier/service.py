@@ -12,7 +12,7 @@ from outrider.core.blocks import PrefixScope
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, RetrievalScope, SpeculationParams
 from outrider.models.generation_config import default_sampling
-from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, Weights, is_same_gpu, load_for, read_weights
+from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, Weights, is_same_gpu, load_for
 from outrider.models.runner import cache_shape
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
@@ -152,12 +152,9 @@ class VerifierService:
         """Returns the target, the times of its forwards as they are told to callers, and as the engine has them."""
         model, forward_times_ms = self._model, self._forward_times_ms
         if model is None:
-            weights = read_weights(self._settings, say_step)
-            # Read first: what is wrong with it is said before the rest has taken its time.
-            is_asked = self._settings.generation_config == "auto"
-            defaults = default_sampling(str(weights.model.name_or_path)) if is_asked else {}
-            loaded = load_for(self._settings, weights, beside, on_step=say_step)
-            model = replace(loaded, default_sampling=defaults)
+            model = load_for(self._settings, beside=beside, on_step=say_step)
+            if self._settings.generation_config == "auto":
+                model = replace(model, default_sampling=default_sampling(model.checkpoint))
         if forward_times_ms is not None:
             return model, forward_times_ms, ForwardTimes(forward_times_ms)
         say_step("timing forwards")

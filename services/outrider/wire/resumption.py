@@ -24,18 +24,19 @@ def difference(begun: types_pb2.ModelInfo, here: types_pb2.ModelInfo) -> str:
     return ""
 
 
-def complete_sampling(request: verifier_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> None:
-    """Sets what a request leaves unset and servers may differ in, as the server of this model has it: from here on the
-    text is the same wherever it goes on."""
-    given, defaults = types_pb2.SamplingParams(), model.default_sampling
-    given.CopyFrom(request.sampling)
-    request.sampling.CopyFrom(_WITHOUT_DEFAULTS)
-    request.sampling.MergeFrom(defaults)
-    request.sampling.MergeFrom(given)
-    if defaults.HasField("max_tokens") and not given.HasField("max_tokens"):
+def with_sampling(request: verifier_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> verifier_pb2.GenerateRequest:
+    """Returns a request that says of its sampling what it leaves unset and servers may differ in, as the server of this
+    model has it: its text is the same wherever it goes on."""
+    whole, defaults = verifier_pb2.GenerateRequest(), model.default_sampling
+    whole.CopyFrom(request)
+    whole.sampling.CopyFrom(_WITHOUT_DEFAULTS)
+    whole.sampling.MergeFrom(defaults)
+    whole.sampling.MergeFrom(request.sampling)
+    if defaults.HasField("max_tokens") and not request.sampling.HasField("max_tokens"):
         # Nobody has asked for just so many.
-        request.sampling.max_tokens = max(defaults.max_tokens, given.min_tokens)
-        request.clamp_max_tokens = True
+        whole.sampling.max_tokens = max(defaults.max_tokens, request.sampling.min_tokens)
+        whole.clamp_max_tokens = True
+    return whole
 
 
 _WITHOUT_DEFAULTS = types_pb2.SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, repetition_penalty=1)

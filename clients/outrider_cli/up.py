@@ -50,6 +50,15 @@ def _over_http(*names: str, **settings: Any) -> Any:
 
 _Host = Annotated[str, _over_http(help="Where OpenAI's API and the page listen; beyond this machine with --insecure.")]
 _Insecure = Annotated[bool, _over_http("--insecure", help="Listens to other machines without TLS.")]
+_Credentials = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of the callers of verifier and API, who need a token of it; with --token-file, up's own.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel="Security",
+    ),
+]
 _Names = Annotated[str | None, _over_http(metavar="NAME,NAME", help="More names for the model.")]
 _ToolCalls = Annotated[
     ToolCallFormat | None,
@@ -83,6 +92,8 @@ def up(
     gateway: bool = typer.Option(True, help="Whether there is a gateway: OpenAI's API and a page, over HTTP."),
     host: _Host = LOOPBACK,
     insecure: _Insecure = False,
+    credentials: _Credentials = None,
+    token_file: options.TokenFile = None,
     served_model_name: _Names = None,
     tool_call_format: _ToolCalls = None,
     lab: bool = typer.Option(
@@ -116,6 +127,8 @@ def up(
         http_address = f"[{host}]:{http_port}" if ":" in host else f"{host}:{http_port}"
         if not (insecure or is_loopback(http_address)):
             raise FlagError("--host", "of this machine alone, like 127.0.0.1, or there must be --insecure", host)
+        if credentials is not None and token_file is None:
+            raise ValueError("--credentials needs --token-file: the gateway asks the verifier with a token of its own")
         check_models(target, drafting, device)
         _check_free({"--port": (LOOPBACK, port)} | ({"--http-port": (host, http_port)} if gateway else {}))
         steps = exits.enter_context(Steps())
@@ -141,6 +154,8 @@ def up(
             num_threads=num_threads,
             listen=f"{LOOPBACK}:{port}",
             link=LinkSettings(delay_ms=delay_ms) if delay_ms or lab else None,
+            credentials=credentials,
+            token_file=token_file if credentials is not None else None,
             log_folder=log_folder,
             gateway=gateway,
             gateway_listen=http_address,
@@ -212,8 +227,11 @@ def _first_steps(stack: LocalStack) -> list[str]:
     """Returns lines that work as they stand: what to type next."""
     is_default = stack.address == options.DEFAULT_ADDRESS
     address = "" if is_default else f" --address {stack.address}"
+    token_file = shlex.quote(str(stack.config.token_file)) if stack.config.token_file is not None else ""
+    address += f" --token-file {token_file}" if token_file else ""
+    token = f' -H "authorization: Bearer $(cat {token_file})"' if token_file else ""
     target = stack.config.target
-    with BlockingClient(stack.address) as client:
+    with BlockingClient(stack.address, token=stack.verifiers[0].token) as client:
         is_chat = can_chat(client)
     command = f"try:  outrider chat{address}" if is_chat else f'try:  outrider generate{address} "{EXAMPLE}"'
     if stack.gateway is None:
@@ -223,5 +241,5 @@ def _first_steps(stack: LocalStack) -> list[str]:
     if is_chat:
         path, what = "/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
     body = json.dumps({"model": target, **what})
-    curl = f"curl {url}{path} -H 'content-type: application/json' -d {shlex.quote(body)}"
+    curl = f"curl {url}{path} -H 'content-type: application/json'{token} -d {shlex.quote(body)}"
     return [f"api:  {url}/v1", f"try:  {curl}", command, f"open  {url}"]

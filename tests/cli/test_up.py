@@ -26,6 +26,7 @@ from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_cli.models import draft_for
 from outrider_client import BlockingClient
+from outrider_client.errors import Unauthenticated
 from tests.support.waiting import until_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -210,6 +211,26 @@ def test_a_model_of_ones_own_with_a_chat_template_is_shown_as_one_to_chat_with(t
 
 
 @pytest.mark.suite
+def test_with_credentials_its_lines_work_and_a_call_without_a_token_does_not(tmp_path: Path) -> None:
+    entries, token = tmp_path / "callers.json", tmp_path / "token"
+    made = CliRunner().invoke(app, ["credentials", "new", "--role", "generate", "--add", str(entries)])
+    token.write_text(made.stdout)
+    flags = ["--credentials", str(entries), "--token-file", str(token), "--no-datastore", "--no-speculator"]
+    with subprocess.Popen([*COMMAND, "up", *SMALL, *flags], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline().strip() for _ in range(6)]
+            curl = next(line.removeprefix("try:").strip() for line in lines if "curl" in line)
+            answer = json.loads(subprocess.run(curl, shell=True, capture_output=True, check=True).stdout)
+            assert answer["choices"][0]["text"]
+            with BlockingClient(lines[0].split()[1]) as client, pytest.raises(Unauthenticated):
+                client.complete("def add(", max_tokens=1)
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+
+
+@pytest.mark.suite
 def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path) -> None:
     flags = [
         "--no-datastore",
@@ -252,6 +273,7 @@ def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path
             ["--host", "0.0.0.0"],
             "--host must be of this machine alone, like 127.0.0.1, or there must be --insecure",
         ),
+        (["--credentials", __file__], "--credentials needs --token-file"),
         (["--device", "gpu"], "--device must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps, got 'gpu'"),
         (["--target-dtype", "fp16"], "'fp16' is not one of 'auto', 'bfloat16', 'float32'"),
     ],

@@ -22,6 +22,7 @@ from typing import Literal, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.security.tokens import token_from
 from outrider.v1.verifier_pb2 import GetInfoRequest
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_cli.links.control import LinkControl
@@ -79,6 +80,10 @@ class StackConfig:
     """The link between verifier and speculator (or edge), which can then be controlled; None means no proxy."""
     speculator_at: Namespace | None = None
     """Network namespace of the speculator, and its address there; None means ours."""
+    credentials: Path | None = None
+    """The verifiers' callers, who need a token of this file; None means that anybody may call."""
+    token_file: Path | None = None
+    """Token of the gateway, and of whoever waits for the verifiers. With `credentials` there must be one."""
     log_folder: Path | None = None
     """The folder of the logs, which stay; None means one that is deleted at the end."""
     verifier_arguments: tuple[str, ...] = ()
@@ -136,6 +141,9 @@ class StackConfig:
 class Service(ManagedProcess):
     """A `Service` is a process that answers health checks."""
 
+    token = ""
+    """Shown to it, if it asks for one."""
+
     def wait_serving(self, silence_s: float = SILENCE_S, on_step: Callable[[str], None] = lambda _: None) -> None:
         """Returns when its model is loaded. Raises ProcessFailed if it ends first, or does nothing for so long.
 
@@ -143,7 +151,7 @@ class Service(ManagedProcess):
         """
         silence = Silence(self.pid, silence_s)
         with grpc.insecure_channel(self.address) as channel:
-            while not _is_serving(channel):
+            while not _is_serving(channel, self.token):
                 if self.take_steps(LOOK_S, on_step):
                     silence.end()
                 elif not self.is_running:
@@ -154,7 +162,7 @@ class Service(ManagedProcess):
     def is_serving(self) -> bool:
         """Asks once whether it takes calls."""
         with grpc.insecure_channel(self.address) as channel:
-            return _is_serving(channel)
+            return _is_serving(channel, self.token)
 
     def restart(self) -> None:
         """Starts it again at the same address, after ending it if it runs; returns when it serves."""
@@ -163,10 +171,11 @@ class Service(ManagedProcess):
         self.wait_serving()
 
 
-def _is_serving(channel: grpc.Channel) -> bool:
+def _is_serving(channel: grpc.Channel, token: str) -> bool:
     """Asks a service for its health. No answer within half a second means that it takes no calls."""
+    request, metadata = health_pb2.HealthCheckRequest(service=""), [("authorization", f"Bearer {token}")]
     try:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=""), timeout=0.5)
+        answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=0.5, metadata=metadata if token else None)
     except grpc.RpcError:
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -315,8 +324,11 @@ class LocalStack:
             flags += ("--peer-insecure",)
         # Without an edge nobody must know the port beforehand, and 0 leaves the choice to the kernel, free of races.
         listen = _chosen(config.listen) if config.edge else config.listen
+        flags += () if config.credentials is None else ("--credentials", str(config.credentials))
         for number in range(config.num_verifiers):
-            self.verifiers.append(self._spawn("verifier", flags, verifier_core, listen, number=number))
+            verifier = self._spawn("verifier", flags, verifier_core, listen, number=number)
+            verifier.token = "" if config.token_file is None else token_from([config.token_file.read_bytes()])
+            self.verifiers.append(verifier)
             listen = ANY_PORT
         if config.draft is not None and config.edge:
             upstream = self._behind_proxy(self.address, other_core)
@@ -344,6 +356,7 @@ class LocalStack:
     def _spawn_gateway(self, cores: set[int]) -> Gateway:
         config = self.config
         flags = ("--upstream", self.address, *config.gateway_arguments)
+        flags += () if config.token_file is None else ("--peer-token-file", str(config.token_file))
         log = self.log_folder / "gateway.log"
         names = {"--listen": "--http-port"}
         gateway = Gateway(

@@ -38,9 +38,8 @@ class Services:
         """Starts a service, and returns its address."""
         options = self._exits.enter_context(bad_stderr(self._kind))
         command = [sys.executable, "-m", f"outrider.{name}", "--listen", "127.0.0.1:0", "--log-level", "debug"]
-        process = started([*command, "--metrics-listen", "127.0.0.1:0", *flags], **options)
-        self._exits.enter_context(process)
-        self._exits.callback(process.kill)
+        command += ["--metrics-listen", "127.0.0.1:0", *flags]
+        process = self._exits.enter_context(started(command, **options))
         self._processes[name] = process
         address = said(process.stdout, "listening")
         self._metrics[name] = said(process.stdout, "metrics")

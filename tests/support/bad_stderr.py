@@ -37,6 +37,11 @@ def bad_stderr(kind: Kind) -> Iterator[dict[str, Any]]:
             os.close(reading)
 
 
-def started(command: list[str], **options: Any) -> subprocess.Popen[str]:
-    """Starts a process, whose stdout is read."""
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+@contextmanager
+def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Runs a process, whose stdout is read, for the block at most."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -17,9 +17,6 @@ import pytest
 from outrider.telemetry.stderr import Stderr
 from tests.support.bad_stderr import KINDS, Kind, bad_stderr, started
 
-PIPE_BYTES = 65536
-"""Room of a pipe on Linux."""
-
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[IO[str], Stderr]]:
@@ -163,14 +160,14 @@ def test_an_error_that_ends_the_process_is_the_last_that_is_read() -> None:
 
 @pytest.mark.slow
 def test_what_libraries_in_c_write_waits_for_nobody_either() -> None:
-    write = 'import os\n    print("written", os.write(2, bytes(1 << 20)), flush=True)\n    log.info("line")'
-    program = PROGRAM.replace("20_000", "1").replace('log.info("last")', write)
+    write = """with contextlib.suppress(BlockingIOError):
+        while True: os.write(2, bytes(1 << 16))
+    print("went on", flush=True)"""
+    program = "import contextlib, os\n" + PROGRAM.replace("20_000", "1").replace('log.info("last")', write)
     with bad_stderr("unread") as options, started([sys.executable, "-c", program], **options) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        word, num_written = process.stdout.readline().split()
-        assert word == "written"
-        assert int(num_written) <= PIPE_BYTES
+        assert process.stdout.readline() == "went on\n"
         assert process.wait(30) == 0
         assert os.get_blocking(options["stderr"])  # whoever else has the pipe writes to it as before

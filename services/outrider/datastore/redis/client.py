@@ -372,14 +372,15 @@ class RedisClient:
             return await self._exchange(commands)
 
     async def _disconnect(self, *, everything: bool) -> None:
-        """Closes connections: `everything`, or those that nothing uses now."""
+        """Closes connections: `everything`, or those that the next check would use."""
         idle, self._lookup_connections = self._lookup_connections, []
         with suppress(RedisError, OSError):
             for connection in idle:
                 await connection.disconnect(nowait=True)
                 await self._untimed.connection_pool.release(connection)
-            for client in (self._redis, self._untimed):
-                await client.connection_pool.disconnect(inuse_connections=everything)
+            await self._redis.connection_pool.disconnect(inuse_connections=everything)
+            if everything:  # else not: a lookup may take a connection out of the pool while that still closes it
+                await self._untimed.connection_pool.disconnect()
 
 
 def _text_of(error: BaseException) -> str:

@@ -270,10 +270,10 @@ class RedisClient:
                 await connection.disconnect(nowait=True)
                 await pool.release(connection)
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, *, again: bool = False) -> None:
         """Configures a Redis that was not seen before, or was away."""
         async with self._prepare_lock:
-            if not self._is_prepared:
+            if again or not self._is_prepared:
                 await self._refuse_cluster()
                 await self._install_functions()
                 await self._set_memory_budget()
@@ -317,6 +317,10 @@ class RedisClient:
             # True unless Redis is away. One that says no will not say yes sooner than the next check would find out.
             has_answered = True
             try:
+                if was_usable is False:
+                    # It may be another server, or its Functions were replaced. Lookups that work go on meanwhile.
+                    with self.errors_translated():
+                        await self._prepare(again=True)
                 await self._check()
                 if was_usable is False:
                     # Other connections may still lead to a server that is of no use.
@@ -328,7 +332,6 @@ class RedisClient:
             except (StoreUnavailable, StoreFull) as error:
                 # The cause alone: `unavailable` will put the address in front of it again.
                 self.problem = _text_of(error.__cause__ or error)
-                self._is_prepared = False  # the next check may find another server, or Functions that were replaced
                 has_answered = isinstance(error.__cause__, (ResponseError, *GARBLED))
                 if was_usable is not False:
                     log.warning("redis.lost", error=str(error))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.fuzz.mutations import mutated, serialized, with_other_fields
+from tests.fuzz.mutations import RANGES, mutated, serialized, with_other_fields
 
 LIES = 0.2
 """Share of the answers that have other fields: the others keep the sessions going."""
@@ -38,7 +39,8 @@ class LyingPeer:
         message = GetMessageClass(method.output_type).FromString(answer)
         if kind < GARBAGE:
             return mutated(message, self._random)
-        return serialized(with_other_fields(message, self._random))
+        change = self._random.choice((with_other_fields, with_a_number_at_an_edge))
+        return serialized(change(message, self._random))
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Serves every RPC of the service."""
@@ -50,10 +52,11 @@ class LyingPeer:
         path = f"/{self._service.full_name}/{method.name}"
 
         async def one(request: bytes, context: Any) -> bytes:
-            return self.lie(method.name, await self._channel.unary_unary(path)(request))
+            call: Any = self._channel.unary_unary(path)
+            return self.lie(method.name, await call(request))
 
         async def many(requests: Any, context: Any) -> AsyncIterator[bytes]:
-            dial = self._channel.stream_stream if method.client_streaming else self._channel.unary_stream
+            dial: Any = self._channel.stream_stream if method.client_streaming else self._channel.unary_stream
             call = dial(path)(requests)
             try:
                 with suppress(grpc.aio.AioRpcError):
@@ -67,6 +70,31 @@ class LyingPeer:
         if method.client_streaming:
             return grpc.stream_stream_rpc_method_handler(many)
         return grpc.unary_stream_rpc_method_handler(many)
+
+
+def with_a_number_at_an_edge(message: Message, random: Random) -> Any:
+    """A copy in which one number, here or further down, is the least or the largest that its field holds."""
+    changed = type(message)()
+    changed.CopyFrom(message)
+    places = [
+        (inner, field)
+        for inner in _messages(changed)
+        for field in inner.DESCRIPTOR.fields
+        if not field.is_repeated and field.cpp_type in RANGES
+    ]
+    if places:
+        inner, field = random.choice(places)
+        setattr(inner, field.name, random.choice(RANGES[field.cpp_type]))
+    return changed
+
+
+def _messages(message: Any) -> Iterator[Any]:
+    """A message, and those in it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if field.is_repeated else (value,):
+                yield from _messages(inner)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count, cycle
+from typing import Any
 
 import grpc
 import pytest
@@ -56,9 +57,9 @@ async def answered(verifier: RunningVerifier, liar: LyingPeer, methods: tuple[st
     loop."""
     longest, numbers = LongestTurn(), count()
     async with Client(verifier.address) as client:
-        options = {"max_tokens": 32, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+        options: dict[str, Any] = {"max_tokens": 32, "temperature": 0.9, "seed": 3, "ignore_eos": True}
         expected = {prompt: (await client.complete(prompt, method="off", **options)).token_ids for prompt in PROMPTS}
-        scope = {"retrieval_scope": "tenant"} if methods is RETRIEVED else {}
+        scope: dict[str, Any] = {"retrieval_scope": "tenant"} if methods is RETRIEVED else {}
         chosen = cycle(methods)
 
         async def generate() -> None:
@@ -80,7 +81,7 @@ async def answered(verifier: RunningVerifier, liar: LyingPeer, methods: tuple[st
 LENGTHS = pytest.mark.parametrize(
     "num_answers",
     [
-        pytest.param(300, marks=pytest.mark.slow),
+        pytest.param(200, marks=pytest.mark.slow),
         pytest.param(10_000, marks=[pytest.mark.suite, pytest.mark.timeout(900)]),
     ],
 )

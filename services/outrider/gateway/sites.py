@@ -1,4 +1,4 @@
-"""Whose pages may use the gateway. A browser says by which name it has found a server, and whose page asks.
+"""Judges whose pages may use the gateway. A browser says by which name it has found a server, and whose page asks.
 
 A name that another site has pointed at this machine is no name of it; and a page of another origin may send, though not
 read, much without asking first.

@@ -259,6 +259,11 @@ class Runner:
             self._loop = DraftLoop(self._forwards, kernels.best_tokens, capture)
 
     @property
+    def takes_any_positions(self) -> bool:
+        """False if rows of a chain must stand at the positions of their slots, as the kernels of a GPU have it."""
+        return self._forwards is None
+
+    @property
     def has_loop(self) -> bool:
         """True if chains may grow by several steps at once."""
         return self._loop is not None

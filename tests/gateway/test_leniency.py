@@ -75,9 +75,13 @@ async def test_what_another_server_thought_is_left_out_of_a_chat(lenient: Runnin
     assert answered.headers["x-outrider-left-aside"] == "messages.annotations, messages.reasoning_content"
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, MESSAGES])
-async def test_max_tokens_of_minus_one_is_as_many_as_there_is_room_for(lenient: RunningGateway, path: str) -> None:
-    answered = await lenient.post(path, **{**GOOD[path], "max_tokens": -1, "min_tokens": 40, "stop_token_ids": [220]})
+@pytest.mark.parametrize(("path", "stop"), [(COMPLETIONS, "stop"), (CHAT, "stop"), (MESSAGES, "stop_sequences")])
+async def test_max_tokens_of_minus_one_is_as_many_as_there_is_room_for(
+    lenient: RunningGateway, path: str, stop: str
+) -> None:
+    # Long enough to be no default; any letter ends it then.
+    more = {"max_tokens": -1, "min_tokens": 40, stop: [" ", "\n", "e", "a", "o", "t"]}
+    answered = await lenient.post(path, **{**GOOD[path], **more})
     assert answered.status_code == 200, answered.text
     usage = answered.json()["usage"]
     assert usage.get("completion_tokens", usage.get("output_tokens")) >= 40

@@ -267,15 +267,14 @@ class _SelfTest:
         return [found]
 
     def _check_lengths(self) -> None:
-        """Compares rows of a long session, at the last positions of the context where that can be, and of one that has
+        """Compares rows of a long session, at the last positions of the context where they can be, and of one that has
         just begun: alone, one by one, and in one forward."""
         runner, ids = self._runner, self._token_ids[:NUM_LATE]
         late, early = runner.new_cache(), self._cache
         num_filled = self._fill(late, LATE_SLOTS)
-        # Where positions are those of slots, the long session is no longer than it is.
-        end = runner.max_context_len
-        positions = range(end - len(ids), end) if runner.takes_any_positions else None
-        of_late, of_early = Segment(late, ids, len(ids), positions), Segment(early, ids, len(ids))
+        first = runner.max_context_len - len(ids) if runner.takes_gaps else num_filled
+        last = range(first, first + len(ids))
+        of_late, of_early = Segment(late, ids, len(ids), last), Segment(early, ids, len(ids))
         alone = []
         for segment in (of_late, of_early):
             alone.append(runner.forward([segment], self._num_layers))
@@ -286,8 +285,8 @@ class _SelfTest:
         late.truncate(num_filled)
         early.clear()
         single = [
-            runner.forward([Segment(late, [token_id], 1, positions and positions[i : i + 1])], self._num_layers)
-            for i, token_id in enumerate(ids)
+            runner.forward([Segment(late, [token_id], 1, [position])], self._num_layers)
+            for token_id, position in zip(ids, last, strict=True)
         ]
         _check_equal("single rows of a long session", torch.cat(single), alone[0])
         late.clear()

@@ -183,6 +183,11 @@ class Runner:
         return () if self._forwards is None else self._forwards.buckets
 
     @property
+    def takes_gaps(self) -> bool:
+        """True if positions of a session may be left out. A GPU's kernels read a slot for each of them."""
+        return self._forwards is None
+
+    @property
     def graphs(self) -> str:
         """The way in which forwards reach a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or
         `none`, where there are no graphs for the device or for the model."""
@@ -257,11 +262,6 @@ class Runner:
             # What failed for single forwards is not tried, and told of, again.
             capture = self._acceleration.capture if self._forwards.has_graphs else None
             self._loop = DraftLoop(self._forwards, kernels.best_tokens, capture)
-
-    @property
-    def takes_any_positions(self) -> bool:
-        """False if rows of a chain must stand at the positions of their slots, as the kernels of a GPU have it."""
-        return self._forwards is None
 
     @property
     def has_loop(self) -> bool:

@@ -21,12 +21,14 @@ from transformers import AutoModelForCausalLM, Olmo2Config
 from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
 from outrider.models import products
+from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.cuda import graphs, steps
 from outrider.models.cuda.graphs import INVARIANT_BUCKETS, Acceleration, Capture, Results, measure_replays
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.cuda.steps import Kernels
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.kv_cache import KVCache
+from outrider.models.reference import Reference
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
 from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
@@ -361,6 +363,16 @@ def test_the_self_test_leaves_out_forwards_that_a_pool_has_no_room_for() -> None
     runner = Runner(build("llama"), use_kernels=False, num_blocks=8, acceleration=EAGER_TWIN, is_exact=False)
     check_rows(runner)
     assert runner.pool.blocks.num_free == 8
+
+
+def test_logits_are_compared_with_those_of_the_library() -> None:
+    for factor in (1.0, 1.25):
+        model = build("llama")
+        reference = Reference(model)
+        model.get_output_embeddings().weight.data *= factor  # type: ignore[no-untyped-call]
+        runner = Runner(model, use_kernels=False, num_blocks=8, acceleration=EAGER_TWIN, is_exact=False)
+        with nullcontext() if factor == 1 else pytest.raises(UnsupportedModel, match="not those of the library's own"):
+            reference.check(runner)
 
 
 @pytest.mark.usefixtures("_has_products_of_torch")

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from outrider.models import bfloat16_products, contenders, kernels
 from outrider.models.kernels import Kernel
 from outrider.models.loading import load_model
-from outrider.models.runner import Runner
+from outrider.models.runner import Runner, Segment
 from outrider.models.timing import measure_forward, measure_products, measure_sessions
 
 REPEATS_IN_TURN = 5
@@ -74,20 +75,22 @@ def main() -> None:
 
 def _print_kernels(runner: Runner, threads: list[int], rows: list[int], context: int) -> None:
     """Prints the milliseconds of a forward by kernel, what other kernels call counted as theirs."""
-    found: dict[str, Times] = defaultdict(dict)
-    for num_threads in threads:
-        torch.set_num_threads(num_threads)
-        for n in rows:
-            with _kernel_times() as spent:
-                # The prompt of `context` tokens is read by kernels, too: a forward costs what a second one adds.
-                measure_forward(runner, [n], context, num_repeats=1)
-                once = dict(spent)
+    cache = runner.new_cache()
+    runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])
+    samples: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    with _kernel_times() as spent:
+        for _ in range(1 + REPEATS_IN_TURN):
+            for num_threads, n in product(threads, rows):
+                torch.set_num_threads(num_threads)
                 spent.clear()
-                measure_forward(runner, [n], context, num_repeats=1 + REPEATS_IN_TURN)
-            for name, seconds in spent.items():
-                found[name][num_threads, n] = 1e3 * (seconds - once[name]) / REPEATS_IN_TURN
-    for name, times in found.items():
-        _print_by_threads(name, times, threads, rows)
+                runner.forward([Segment(cache, [1] * n, n)])
+                cache.truncate(context)
+                for name, seconds in spent.items():
+                    samples[name][num_threads, n].append(1e3 * seconds)
+    cache.clear()
+    for name, times in samples.items():
+        # The first of each warms caches.
+        _print_by_threads(name, {key: median(each[1:]) for key, each in times.items()}, threads, rows)
 
 
 @contextmanager

@@ -167,7 +167,12 @@ class BlockingClient(BaseClient[grpc.Channel]):
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> BlockingGeneration:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        resumable = self._resumable_call(generate_request(prompt, options), options)
+        return self.generation_of(generate_request(prompt, options), options)
+
+    def generation_of(self, request: verifier_pb2.GenerateRequest, options: GenerateOptions) -> BlockingGeneration:
+        """Starts a generation as `generate` does. `request`: what `generate_request` has made of a prompt and these
+        options."""
+        resumable = self._resumable_call(request, options)
         return BlockingGeneration(resumable, self._opener([stub.Generate for stub in self._stubs], resumable))
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:

@@ -196,8 +196,9 @@ def test_a_chat_that_cannot_fit_is_refused_before_it_is_rendered(long: dict[str,
 
     request = verifier_pb2.GenerateRequest(prompt={"chat": {"messages": [USER], **long}})  # type: ignore[arg-type]
     limits = Limits(defaults=None, speculation=SpeculationLimits(), has_speculator=False, has_datastore=False)  # type: ignore[arg-type]
+    grammars = Grammars(target_model().tokenizer, 1, ())
     with pytest.raises(OutOfRange, match="prompt must be shorter than the context of 2048 tokens, got"):
-        session_specs(request, target_model(), TextCodec(Unused()), limits, Grammars(None, 1, ()), brings_drafts=False)
+        session_specs(request, target_model(), TextCodec(Unused()), limits, grammars, brings_drafts=False)
 
 
 @pytest.mark.parametrize(

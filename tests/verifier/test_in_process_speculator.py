@@ -467,7 +467,7 @@ async def test_on_a_shared_gpu_the_targets_pool_leaves_room_for_the_drafts(
     weights = build_hf_model("demo/draft")
     found: list[Any] = []
 
-    def load_target(_settings: Any, beside: Any) -> Any:
+    def load_target(_settings: Any, beside: Any, **_: Any) -> Any:
         found.append(beside)
         raise CannotLoadModel("stop here")
 

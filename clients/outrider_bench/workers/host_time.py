@@ -331,7 +331,9 @@ def _speculator(way: str) -> Iterator[tuple[str, subprocess.Popen[str] | None]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().strip(), process
+            # It says what it is at first.
+            lines = (line.strip() for line in process.stdout)
+            yield next(line for line in lines if not line.startswith("step: ")), process
         finally:
             process.kill()
 

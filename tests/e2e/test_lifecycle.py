@@ -96,7 +96,7 @@ def test_help_describes_every_setting(name: str) -> None:
         (["--max-num-sessions", "0"], {}, "--max-num-sessions (or OUTRIDER_SPECULATOR_MAX_NUM_SESSIONS)"),
         ([], {"OUTRIDER_SPECULATOR_CPU": "first"}, "--cpu (or OUTRIDER_SPECULATOR_CPU): must be core numbers"),
         (["--listen", "nowhere"], {}, "--listen (or OUTRIDER_SPECULATOR_LISTEN): must be HOST:PORT"),
-        (["--nonsense"], {}, "unrecognized arguments: --nonsense"),
+        (["--nonsense"], {}, "there is no flag --nonsense"),
     ],
 )
 def test_a_wrong_setting_is_one_line_that_names_it(arguments: list[str], variables: dict[str, str], words: str) -> None:

@@ -79,6 +79,7 @@ async def test_who_waits_too_long_for_room_is_told_when_to_come_back() -> None:
             await waiting
         assert full.value.retry_after_s == late.value.retry_after_s == 1.0
         await running.aclose()
+        await until(lambda: not verifier.engine.num_sessions)  # the pool is that of the tests that follow, too
 
 
 async def test_who_waits_comes_in_when_another_ends() -> None:

@@ -235,7 +235,7 @@ def _unknown(cls: type[ProcessSettings], arguments: Iterable[str]) -> Iterator[s
     for argument in arguments:
         flag = argument.partition("=")[0]
         if flag.startswith("--") and flag not in known:
-            near = get_close_matches(flag, known, n=1)
+            near = get_close_matches(flag, known, n=1, cutoff=0.75)
             yield f"there is no flag {flag}: " + (f"did you mean {near[0]}?" if near else "--help-all lists all")
 
 

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.suite, pytest.mark.timeout(300)]
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 PROMPT = default_prompts()[0].text
-OPTIONS: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "seed": 3, "ignore_eos": True}
+OPTIONS: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "seed": 3, "temperature": 1, "ignore_eos": True}
 PENALTIES: dict[str, Any] = {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
 CONTEXT = 2048
 """Tokens that the target takes."""

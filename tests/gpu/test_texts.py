@@ -7,8 +7,6 @@ import asyncio
 import pytest
 
 from outrider.models.loading import LoadedModel, load_model
-from outrider.models.pending_draft import PendingDraft
-from outrider.verifier.micro_batches import MicroBatches
 from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
 from tests.support.services import running_speculator, running_verifier
@@ -50,57 +48,26 @@ async def test_every_method_says_what_off_says_alone_and_beside_others(
 
 
 @pytest.mark.parametrize("method", ["off", "retrieval"])
-async def test_a_text_is_that_of_an_engine_that_asks_for_nothing_ahead(
+async def test_a_text_is_that_of_an_engine_without_overlap(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    # Without drafts all are asked for ahead, and with retrieved ones a half behind the other one.
-    monkeypatch.setattr(MicroBatches, "_pays", lambda *_: True)
     if not target.exactness.is_exact:
         pytest.skip(f"rows are not exact here: {target.exactness.reason}")
     prompts = [prompt.text for prompt in default_prompts()[:6]]
     async with running_verifier(model=target) as verifier, Client(verifier.address) as client:
 
         async def text_of(number: int) -> tuple[int, ...]:
-            # Some end by a token of their text, and so with a row in vain; the others go on.
+            # Some end by a token of their text, and so with a wasted row; the others go on.
             stops = {"stop_token_ids": [13, 199]} if number % 2 else {"ignore_eos": True}
             options = {"temperature": 0.4 * (number % 3), "max_tokens": 60 + 20 * number, "method": method}
             reports = {"logprobs": 2} if method == "off" and number == 4 else {}
             return (await client.complete(prompts[number], seed=number, **options, **stops, **reports)).token_ids
 
         together = await asyncio.gather(*map(text_of, range(len(prompts))))
-        assert verifier.engine.works_on
-        monkeypatch.setattr(verifier.engine, "works_on", False)
+        assert verifier.engine.overlaps
+        monkeypatch.setattr(verifier.engine, "overlaps", False)
         assert together == [await text_of(number) for number in range(len(prompts))]
         assert together == await asyncio.gather(*map(text_of, range(len(prompts))))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-async def test_rounds_that_begin_before_the_host_knows_their_drafts_say_what_off_says(
-    device: str, target: LoadedModel, monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
-    if not target.exactness.is_exact:
-        pytest.skip(f"rows are not exact here: {target.exactness.reason}")
-    draft = load_model("demo/draft", dtype="bfloat16", device=device)
-    prompts = [prompt.text for prompt in default_prompts()[:4]]
-    claimed: list[bool] = []
-    claim = PendingDraft.claim
-    monkeypatch.setattr(PendingDraft, "claim", lambda self: claimed.append(claim(self)) or claimed[-1])
-    async with (
-        running_verifier(model=target, draft=draft, device=device) as verifier,
-        Client(verifier.address) as client,
-    ):
-
-        async def text_of(prompt: str, variant: str) -> tuple[int, ...]:
-            options = {"temperature": temperature, "seed": 3, "max_tokens": 64, **options_of(variant)}
-            return (await client.complete(prompt, ignore_eos=True, **options)).token_ids
-
-        for variant in ("best-first tree", "speculative", "best-first+pool,recycled tree"):
-            for count in (1, 3, 4):
-                alone = [await text_of(prompt, "off") for prompt in prompts[:count]]
-                claimed.clear()
-                assert await asyncio.gather(*(text_of(prompt, variant) for prompt in prompts[:count])) == alone, variant
-                # A CPU makes no loops, and what is retrieved may take the place of drafts.
-                assert any(claimed) or device == "cpu" or "+" in variant, variant
 
 
 async def test_sessions_that_displace_each_other_in_a_tiny_pool_say_what_they_say_alone(device: str) -> None:

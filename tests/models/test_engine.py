@@ -35,24 +35,28 @@ class FakeRunner:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-class CountingEngine(EngineThread[list[int], list[int]]):
-    """A session is a list of numbers. A step takes one number of each that has any, and fails at a negative one."""
+class CountingEngine(EngineThread[list[int]]):
+    """A session is a list of numbers. A turn takes one number of each that has any, and fails at a negative one."""
 
     def __init__(
         self, runner: Any, stream_priority: int | None = None, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__("counting-engine", runner, stream_priority, loop)
         self.steps: queue.Queue[list[int]] = queue.Queue()
-        self.num_plans = 0
+        self.num_turns = 0
         self.removed_sessions: list[list[int]] = []
         self.start()
 
-    def plan(self, now: float) -> tuple[list[list[int]], float | None]:
-        self.num_plans += 1
-        return [numbers for numbers in self.sessions.values() if numbers], None
+    def turn(self, now: float) -> float | None:
+        self.num_turns += 1
+        work = [numbers for numbers in self.sessions.values() if numbers]
+        if not work:
+            return None
+        self.step([numbers.pop(0) for numbers in work])
+        self.step_done()
+        return 0.0
 
-    def step(self, work: list[list[int]]) -> None:
-        taken = [numbers.pop(0) for numbers in work]
+    def step(self, taken: list[int]) -> None:
         if min(taken) < 0:
             raise ValueError("a negative number")
         self.steps.put(taken)
@@ -68,7 +72,7 @@ class CountingEngine(EngineThread[list[int], list[int]]):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the thread between two steps: it finds everything that is posted in the body at once."""
+        """Holds the thread between two turns: it finds everything that is posted in the body at once."""
         is_held, is_released = threading.Event(), threading.Event()
 
         def hold() -> list[int]:
@@ -196,13 +200,13 @@ def test_a_device_that_recovers_is_no_longer_at_fault(engine: CountingEngine, ru
         assert engine.fault() == ""
 
 
-async def test_what_one_turn_of_the_loop_posts_is_one_step(runner: FakeRunner) -> None:
+async def test_what_one_iteration_of_the_event_loop_posts_is_one_step(runner: FakeRunner) -> None:
     engine = CountingEngine(runner, loop=asyncio.get_running_loop())
     for name in "abc":
         engine.begin_with(name)
     await until(lambda: len(engine.sessions) == 3)
     await until(lambda: engine._is_waiting)
-    before = engine.num_plans
+    before = engine.num_turns
     for name in "abc":
         engine.post(name, lambda numbers: numbers.append(1))
         assert engine._is_waiting
@@ -210,8 +214,8 @@ async def test_what_one_turn_of_the_loop_posts_is_one_step(runner: FakeRunner) -
     await until(lambda: not engine.steps.empty())
     assert engine.steps.get() == [1, 1, 1]
     await until(lambda: engine._is_waiting)
-    # One before the step and one behind it.
-    assert engine.num_plans == before + 2
+    # One with the step and one after it.
+    assert engine.num_turns == before + 2
     engine.stop()
 
 
@@ -234,7 +238,7 @@ def test_stop_ends_the_thread_and_may_be_called_again(engine: CountingEngine) ->
 
 
 def test_stop_during_a_step_that_fails_ends_the_thread(engine: CountingEngine) -> None:
-    def stop_and_fail(work: list[list[int]]) -> None:
+    def stop_and_fail(taken: list[int]) -> None:
         engine._inbox.put(None)
         engine.take_posted(0.0)
         raise ValueError
@@ -245,11 +249,11 @@ def test_stop_during_a_step_that_fails_ends_the_thread(engine: CountingEngine) -
     assert engine.fault() == "the engine's thread has ended"
 
 
-def test_a_plan_without_work_says_how_long_to_wait(runner: FakeRunner) -> None:
+def test_a_turn_without_work_says_how_long_to_wait(runner: FakeRunner) -> None:
     class Ticking(CountingEngine):
-        def plan(self, now: float) -> tuple[list[list[int]], float | None]:
+        def turn(self, now: float) -> float | None:
             ticks.put(None)
-            return [], 0.001
+            return 0.001
 
     ticks: queue.Queue[None] = queue.Queue()
     engine = Ticking(runner)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GptOssConfig, MistralConfig
 
 from outrider.models.checkpoint import UnsupportedModel
+from outrider.models.packing import placeholder
 from outrider.models.runner import Runner, Segment, context_of
 from tests.support.tiny_models import CONFIGS, VOCAB_SIZE, build, reference_logits, text, tree_visibility
 
@@ -139,8 +140,15 @@ def test_rows_go_on_from_tokens_that_the_host_has_not_read(family_and_runner: tu
     caches = [runner.new_cache() for _ in texts]
     runner.forward([Segment(cache, ids[:-1], 0) for cache, ids in zip(caches, texts, strict=True)])
     drawn = torch.tensor([texts[1][-1], -1, texts[0][-1]])
-    logits = runner.forward([Segment(caches[0], [2], 1), Segment(caches[1], [0], 1)], drawn=drawn)
-    assert_close(logits, torch.cat([reference_logits(family, ids)[-1:] for ids in texts]))
+    known = runner.new_cache()
+    segments = [
+        Segment(caches[0], [placeholder(2)], 1),
+        Segment(known, texts[0], 1),  # among rows whose tokens the host knows
+        Segment(caches[1], [placeholder(0)], 1),
+    ]
+    logits = runner.forward(segments, drawn=drawn)
+    expected = [reference_logits(family, ids)[-1:] for ids in (texts[0], texts[0], texts[1])]
+    assert_close(logits, torch.cat(expected))
 
 
 def test_no_segments_give_no_logits() -> None:

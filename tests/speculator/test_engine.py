@@ -63,13 +63,12 @@ class RecordedLoop:
 def test_what_a_step_drafts_for_all_sessions_goes_to_the_loop_in_one_call() -> None:
     loop, sinks = RecordedLoop(), [Collector() for _ in range(4)]
     engine = Engine(draft_model(), loop=cast(asyncio.AbstractEventLoop, loop))
-    engine.stop()  # this test takes its steps
+    engine.stop()  # this test takes its turns
     for number, sink in enumerate(sinks):
         engine.open(spec(f"s{number}"), sink)
     engine.take_posted(0.0)
     while not loop.calls:
-        work, _ = engine.plan(0.0)
-        engine.step(work)
+        engine.turn(0.0)
     [call] = loop.calls
     assert all(sink.drafts.empty() for sink in sinks)
     call()
@@ -152,7 +151,7 @@ def test_a_session_that_begins_paused_reads_nothing_before_it_is_steered() -> No
     engine.open(paused, sink)
     engine.commit("s", (7,))
     taken_in = threading.Event()
-    # Two times: what is posted is taken in before a step, so when the second comes, a step was planned with the first.
+    # Two times: what is posted is taken in before a turn, so when the second comes, there was one with the first.
     for _ in range(2):
         taken_in.clear()
         engine.post("s", lambda _: taken_in.set())
@@ -170,6 +169,6 @@ def test_nothing_is_kept_warm_for_sessions_that_are_paused() -> None:
     engine.open(spec("s"), sink)
     sink.drafts.get(timeout=30)
     engine.stop()
-    assert engine.plan(engine._posted_at) == ([], pytest.approx(0.0, abs=0.01)), "awake, with nothing to grow"
+    assert engine.turn(engine._posted_at) == pytest.approx(0.0, abs=0.01), "awake, with nothing to grow"
     engine.sessions["s"].session.steer(PAUSE)
-    assert engine.plan(engine._posted_at) == ([], None)
+    assert engine.turn(engine._posted_at) is None

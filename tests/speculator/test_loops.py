@@ -23,7 +23,6 @@ from outrider.core.params import (
 from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.rows import UNSETTLED, RowDraws
-from outrider.models.pending_draft import NUM_BEST, ChainStart, PendingDraft
 from outrider.models.runner import Runner, Segment
 from outrider.speculator import engine as engine_module
 from outrider.speculator.engine import Engine
@@ -76,7 +75,6 @@ class Stepped:
         *,
         loops: bool,
         acceleration: Acceleration = TWIN_GPU,
-        on_pending: Callable[[PendingDraft], object] | None = None,
         **limits: Any,
     ) -> None:
         runner = Runner(build("qwen2"), use_kernels=False, acceleration=acceleration, **limits)
@@ -88,7 +86,7 @@ class Stepped:
         """For each forward the rows that it was told how to draw from, and those with logits."""
         self._count(runner)
         model = replace(draft_model(), runner=runner, vocab_size=VOCAB_SIZE, max_context_len=512)
-        self.engine = Engine(model, on_pending=on_pending)
+        self.engine = Engine(model)
         self.engine.stop()
         self.sinks: dict[str, Sink] = {}
 
@@ -120,8 +118,8 @@ class Stepped:
     def settle(self) -> None:
         """Takes in what was posted, and steps until nothing is left to grow."""
         self.engine.take_posted(0)
-        while work := self.engine.plan(time.perf_counter())[0]:
-            self.engine.step(work)
+        while self.engine.turn(time.perf_counter()) == 0:
+            pass
 
     def commit(self, rng: random.Random) -> None:
         """Commits for some sessions what they have drafted, or other tokens."""
@@ -404,7 +402,7 @@ def test_the_time_of_a_forward_is_that_of_one_that_reads_no_prompt() -> None:
     stepped = Stepped(loops=False)
     stepped.open(9, 400)
     stepped.engine.take_posted(0)
-    stepped.engine.step(stepped.engine.plan(time.perf_counter())[0])
+    stepped.engine.turn(time.perf_counter())
     assert stepped.engine._forward_us.value is None
     stepped.settle()
     assert stepped.engine._forward_us.value is not None
@@ -449,149 +447,3 @@ def test_a_loop_takes_no_room_from_others() -> None:
 OF_ONE_LOOP = replace(IN_TURNS, num_speculative_tokens=4)
 SLOW_TARGET = Steering(forward_us=10**9)
 """Another loop is worth its time."""
-
-
-class Shown:
-    """Notes the drafts that a target is shown, and claims them or not."""
-
-    def __init__(self, *, claims: bool = False) -> None:
-        self.drafts: list[PendingDraft] = []
-        self._claims = claims
-
-    def take(self, draft: PendingDraft) -> None:
-        assert draft._found == (), "the device is at it"
-        self.drafts.append(draft)
-        assert not self._claims or draft.claim()
-
-
-def shows(shown: Shown, *kinds: tuple[SamplingParams, SpeculationParams], **options: Any) -> Stepped:
-    """An engine that has drafted for sessions of these kinds, one loop of four steps at a time."""
-    stepped = Stepped(loops=True, on_pending=shown.take, **options)
-    stepped.engine._loop_choice.choose = lambda lengths: lengths[0]  # type: ignore[method-assign]
-    for number, (sampling, params) in enumerate(kinds):
-        session_id, sink = f"s{number}", Sink()
-        stepped.sinks[session_id] = sink
-        spec = DraftSessionSpec(session_id, tuple(text(30, number)), 30, sampling, params, VOCAB_SIZE)
-        stepped.engine.open(spec, sink)
-        stepped.engine.steer(session_id, SLOW_TARGET)
-    stepped.settle()
-    return stepped
-
-
-def test_a_loop_that_begins_drafts_in_turns_is_shown_to_the_target_while_the_device_is_at_it() -> None:
-    shown = Shown()
-    stepped = shows(shown, (SPECS[0][0], OF_ONE_LOOP), (SPECS[1][0], OF_ONE_LOOP))
-    (draft,) = shown.drafts
-    assert draft.starts == [ChainStart("s0", 30), ChainStart("s1", 30)]
-    found = [[list(best) for best in of_chain] for of_chain in draft.found()]
-    assert [len(of_chain) for of_chain in found] == [4, 4]
-    token_ids = draft.tokens.token_ids[:, :2].tolist()
-    assert token_ids[0] == [[text(30, number)[-1]] * NUM_BEST for number in range(2)]
-    assert [list(of_step) for of_step in zip(*found, strict=True)] == token_ids[1:]
-    stepped.engine.commit("s0", (1, 2))
-    stepped.engine.commit("s1", (3,))
-    stepped.settle()
-    assert [draft.starts for draft in shown.drafts[1:]] == [[ChainStart("s0", 32), ChainStart("s1", 31)]]
-
-
-@pytest.mark.parametrize(
-    ("params", "is_shown"),
-    [
-        (replace(CHAIN, rows=Rows.CHAIN), True),
-        (replace(CHAIN, rows=Rows.TREE), False),
-        (AHEAD, False),
-        (replace(OF_ONE_LOOP, best_first=BestFirstParams()), False),
-    ],
-    ids=["speculative", "speculative of a tree", "pearl", "best-first ahead"],
-)
-def test_only_loops_of_sessions_in_turns_that_verify_a_chain_are_shown(
-    params: SpeculationParams, *, is_shown: bool
-) -> None:
-    shown = Shown()
-    shows(shown, (SPECS[0][0], params))
-    assert len(shown.drafts) == is_shown
-    # One that does not leave all others with it.
-    beside = Shown()
-    shows(beside, (SPECS[0][0], params), (SPECS[0][0], OF_ONE_LOOP))
-    assert len(beside.drafts) == is_shown
-
-
-def test_a_loop_beside_a_forward_of_another_session_is_not_shown() -> None:
-    shown = Shown()
-    with_penalty = replace(SPECS[0][0], repetition_penalty=1.2)
-    stepped = shows(shown, (SPECS[0][0], OF_ONE_LOOP), (with_penalty, OF_ONE_LOOP))
-    assert stepped.looped[0] == 1
-    assert not shown.drafts
-
-
-@pytest.mark.parametrize("claims", [False, True])
-def test_a_draft_goes_on_with_another_loop_unless_the_target_has_claimed_it(*, claims: bool) -> None:
-    shown = Shown(claims=claims)
-    stepped = shows(shown, (SPECS[0][0], IN_TURNS_TO_THE_END))
-    for number in range(3):
-        # What goes on with a chain is not shown.
-        assert len(shown.drafts) == 1 + number
-        assert len(stepped.looped) == (1 if claims else 3) * (1 + number)
-        drafts = stepped.messages()["s0"]
-        assert [draft.num_forwards for draft in drafts] == [4 if claims else 12] * (1 + number)
-        stepped.engine._loop_choice.mostly_ends = lambda length: True  # type: ignore[method-assign]
-        stepped.engine.commit("s0", (number,))
-        stepped.settle()
-
-
-def test_loops_that_mostly_go_on_are_not_shown() -> None:
-    shown = Shown()
-    stepped = shows(shown, (SPECS[0][0], OF_ONE_LOOP))
-    stepped.engine._loop_choice.mostly_ends = lambda length: False  # type: ignore[method-assign]
-    stepped.engine.commit("s0", (1,))
-    stepped.settle()
-    assert len(shown.drafts) == 1
-    assert len(stepped.looped) == 2
-
-
-def test_what_is_found_of_a_chain_ends_where_the_host_has_to_draw() -> None:
-    calls = 0
-
-    def unsettled_at_third(logits: Tensor, rows: Tensor, k: int) -> Tensor:
-        nonlocal calls
-        calls += 1
-        found = best_tokens(logits, rows, k)
-        if calls == 3:
-            found[0, 1] = UNSETTLED
-        return found
-
-    shown = Shown()
-    acceleration = Acceleration(replace(TWINS, best_tokens=unsettled_at_third), None)
-    shows(shown, (SPECS[0][0], OF_ONE_LOOP), (SPECS[0][0], OF_ONE_LOOP), acceleration=acceleration)
-    assert [len(of_chain) for of_chain in shown.drafts[0].found()] == [4, 2]
-
-
-def test_what_the_target_has_kept_is_gone_on_from_before_it_commits_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.models.pending_draft.MAX_WAIT_S", 0.0)
-    shown = Shown(claims=True)
-    stepped = shows(shown, (SPECS[0][0], OF_ONE_LOOP), (SPECS[1][0], OF_ONE_LOOP))
-    draft = shown.drafts[0]
-    draft.go_on({0: [1, 2], 1: [3]})
-    stepped.settle()
-    assert [draft.starts for draft in shown.drafts[1:]] == [[ChainStart("s0", 32), ChainStart("s1", 31)]]
-    num_commits = stepped.engine.counts.num_commits
-    # The verdicts say it again; the second one says more than was told before.
-    stepped.engine.commit("s0", (1, 2), base_len=30)
-    stepped.engine.commit("s1", (3, 4), base_len=30)
-    stepped.settle()
-    assert stepped.engine.counts.num_commits == num_commits + 1
-    committed = [each.session.tree.committed[30:] for each in stepped.engine.sessions.values()]
-    assert committed == [[1, 2], [3, 4]]
-    assert draft._gone_on.is_set()
-
-
-def test_what_the_target_has_kept_ends_its_wait_also_where_nothing_is_drafted_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("outrider.models.pending_draft.MAX_WAIT_S", 0.0)
-    shown = Shown(claims=True)
-    stepped = shows(shown, (SPECS[0][0], OF_ONE_LOOP))
-    stepped.engine.close("s0")
-    shown.drafts[0].go_on({0: [1, 2]})
-    stepped.settle()
-    assert shown.drafts[0]._gone_on.is_set()

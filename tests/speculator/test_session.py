@@ -372,29 +372,3 @@ def test_what_the_target_said_in_place_of_a_draft_is_guessed_next_time(runner: R
     expansion = drafting.next_expansion()
     assert expansion is not None
     assert drafting.with_phrase(expansion).phrase[0] == said
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "fresh"),
-    [((1,), ()), ((1, 2, 3), ()), ((1, 2, 3, 4, 5), (4, 5))],
-    ids=["a verdict that is late", "all that is known", "more than is known"],
-)
-def test_of_what_the_target_has_committed_only_what_is_not_known_is_news(
-    runner: Runner, token_ids: tuple[int, ...], fresh: tuple[int, ...]
-) -> None:
-    drafting = plain(runner)
-    base_len = len(drafting.tree.committed)
-    # Of the round behind the one of a late verdict, too, it was told before that.
-    drafting.commit((1, 2, 3), 0)
-    assert tuple(drafting.unknown(token_ids, base_len)) == fresh
-
-
-def test_other_tokens_than_those_that_are_known_cannot_have_been_committed(runner: Runner) -> None:
-    drafting = plain(runner)
-    base_len = len(drafting.tree.committed)
-    drafting.commit((1, 2, 3), 0)
-    for token_ids in [(1, 3, 3, 4), (2,)]:
-        with pytest.raises(ValueError, match="not those that were told of before"):
-            drafting.unknown(token_ids, base_len)
-    with pytest.raises(ValueError, match="do not follow these"):
-        drafting.unknown((5,), base_len + 4)

@@ -70,58 +70,53 @@ def add_session(
     return session
 
 
-class Asynchronous:
-    """A device that is told of a forward and of its draws at once, and ends both when they are read: runner, stopwatch
-    and sampler."""
+class SteppedDevice:
+    """A device that draws 7 for each row, and notes the rows that it is asked for: runner, stopwatch and sampler."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-        self.happened: list[str] = []
         self.forward_ms = 10.0
-        self.logits = torch.zeros(0)
+        self.logits = torch.zeros(1000, 1000)
         self.draws: RowDraws | None = None
+        """What the latest forward was told of its draws."""
+        self.rows: list[list[tuple[int, int, int]]] = []
+        """Of each forward: token id or placeholder, slot, and output index of the draw after the row; -1 without."""
+        self.num_waits = 0
         self.unsettled: list[int] = []
-        """Rows of the next forward that is read that the host draws for."""
+        """Rows of the next flight that is waited for that the host draws for."""
         monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
         monkeypatch.setattr(engine, "stopwatch", self)
         monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
         monkeypatch.setattr("outrider.verifier.engine.begin_rounds", self._begin)
 
-    def start(self) -> Asynchronous:
-        self.happened.append("start")
+    def start(self) -> SteppedDevice:
         return self
 
     def stop(self) -> None:
-        self.happened.append("stop")
+        """Ends the measurement."""
 
     def elapsed_ms(self) -> float:
-        self.happened.append("elapsed")
         return self.forward_ms
 
     def _forward(self, segments: list[Any], draws: RowDraws | None, drawn: object) -> torch.Tensor:
-        self.happened.append("forward")
         self.draws = draws
+        indices = iter(draws.output_indices if draws is not None else ())
+        rows = []
         for segment in segments:
-            first = segment.cache.length
-            segment.cache.append(range(first, first + len(segment.token_ids)))
-        return self.logits
+            first, count = segment.cache.length, len(segment.token_ids)
+            for number, token_id in enumerate(segment.token_ids):
+                is_drawn = number >= count - segment.num_logits
+                rows.append((token_id, first + number, next(indices, -1) if is_drawn else -1))
+            segment.cache.append(range(first, first + count))
+        self.rows.append(rows)
+        return self.logits[: sum(segment.num_logits for segment in segments)]
 
     def _begin(self, sampler: object, logits: object, rounds: list[Any], draws: object) -> PendingRounds:
         drawn = SimpleNamespace(on_device=self.logits, unsettled=())
 
         def wait() -> list[list[int]]:
-            self.happened.append("draws")
+            self.num_waits += 1
             drawn.unsettled, self.unsettled = self.unsettled, []
             return [[7] * len(each.output_indices) for each in rounds]
 
         is_known = any(each.adjustments for each in rounds)
         return PendingRounds(wait, None if is_known else cast(Any, drawn))
-
-
-class TellingLoop:
-    """An event loop that notes in a device's list when it is told of verdicts, and of how many."""
-
-    def __init__(self, device: Asynchronous) -> None:
-        self._happened = device.happened
-
-    def call_soon_threadsafe(self, action: object, *args: Any) -> None:
-        self._happened.append(f"told of {len(args[0])}")

@@ -38,7 +38,7 @@ async def test_forwards_are_predicted_behind_the_contexts_of_the_sessions_that_s
 ) -> None:
     seen: list[tuple[Contexts | None, Contexts]] = []
     async with running_verifier() as verifier, Client(verifier.address) as client:
-        times = verifier.engine._timings.forward_times
+        times = verifier.engine.timings.forward_times
 
         def observe(_num_rows: int, _time_ms: float, contexts: Contexts | None = None) -> None:
             seen.append((contexts, times.contexts))

@@ -82,7 +82,7 @@ async def run(generation: Generation) -> list[Verdict]:
 
 async def test_where_drafts_are_known_not_to_pay_auto_does_not_call_the_speculator(verifier: RunningVerifier) -> None:
     speculator, auto = ScriptedSpeculator(), spec(verifier, Method.AUTO, 30)
-    history = verifier.engine._timings.history
+    history = verifier.engine.timings.history
     for strategy in strategies_of(auto.speculation):
         if strategy.method.has_draft_model:
             record = history.record(strategy, TemperatureClass.GREEDY)

@@ -24,10 +24,8 @@ from outrider.server.settings import parse_settings
 from outrider.speculator.drafter import Drafter
 from outrider.speculator.metrics import DraftCounts
 from outrider.telemetry.tracing import NO_SPAN, SPECULATE, Span
-from outrider.v1 import types_pb2
 from outrider.verifier import in_process_speculator
 from outrider.verifier import service as service_module
-from outrider.verifier.draft_skips import DraftSkips
 from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model, read_draft_weights
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
@@ -362,8 +360,8 @@ class Recorded:
         self.opened.append((session_id, tuple(committed)))
         self.listeners.append(others[3])
 
-    def commit(self, session_id: str, token_ids: list[int], acknowledged_node_id: int, base_len: int) -> None:
-        self.told.append((session_id, tuple(token_ids), acknowledged_node_id, base_len))
+    def commit(self, session_id: str, token_ids: list[int], acknowledged_node_id: int) -> None:
+        self.told.append((session_id, tuple(token_ids), acknowledged_node_id))
 
     def steer(self, session_id: str, steering: Steering) -> None:
         self.told.append((session_id, steering))
@@ -388,7 +386,7 @@ async def test_a_commit_has_the_tokens_since_the_last_one_and_the_latest_node_th
     text += [7, 8]
     session.commit()
     session.commit()
-    assert drafter.told == [(name, (3,), 0, 2), (name, (7, 8), 2, 3)]
+    assert drafter.told == [(name, (3,), 0), (name, (7, 8), 2)]
 
 
 async def test_commits_of_a_pause_are_joined_and_told_when_it_goes_on() -> None:
@@ -401,7 +399,7 @@ async def test_commits_of_a_pause_are_joined_and_told_when_it_goes_on() -> None:
         session.commit()
     session.steer(GO_ON)
     first, rest = tuple(text[2 : 2 + MAX_PAUSED_TOKENS]), tuple(text[2 + MAX_PAUSED_TOKENS :])
-    assert drafter.told == [(name, PAUSE), (name, first, 0, 2), (name, GO_ON), (name, rest, 0, 2 + MAX_PAUSED_TOKENS)]
+    assert drafter.told == [(name, PAUSE), (name, first, 0), (name, GO_ON), (name, rest, 0)]
 
 
 async def test_what_was_not_told_before_is_not_told_with_a_steering_but_with_the_next_commit() -> None:
@@ -412,7 +410,7 @@ async def test_what_was_not_told_before_is_not_told_with_a_steering_but_with_the
     session.steer(GO_ON)
     text.append(4)
     session.commit()
-    assert drafter.told == [(name, GO_ON), (name, (3, 4), 0, 2)]
+    assert drafter.told == [(name, GO_ON), (name, (3, 4), 0)]
 
 
 async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones_drafts_are_dropped() -> None:
@@ -525,42 +523,3 @@ def test_a_pool_that_has_no_room_is_named_by_the_draft_models_flag(monkeypatch: 
     monkeypatch.setattr(in_process_speculator, "load_for", load)
     with pytest.raises(CannotLoadModel, match=r"^--draft-kv-cache-tokens 640"):
         load_draft_model(VerifierSettings(drafter="in-process").draft)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-async def test_what_is_committed_in_rounds_without_drafts_is_told_together_and_the_text_is_the_same(
-    verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
-    asked: dict[str, Any] = {
-        "best_first": {"serial": True},
-        "retrieval": True,
-        "sources": ["recycled", "pool"],
-        "temperature": temperature,
-        "max_tokens": 96,
-    }
-    plain = await generate(verifier, "off", temperature=temperature, max_tokens=96)
-    serving = verifier.servicer._serving
-    assert serving is not None
-    monkeypatch.setattr(
-        verifier.servicer, "_serving", replace(serving, limits=replace(serving.limits, shares_gpu=True))
-    )
-    num_asked = num_skipped = 0
-
-    def every_other(draft_skips: object, sessions: list[Any], *_: object) -> None:
-        nonlocal num_asked, num_skipped
-        num_asked += 1
-        if num_asked % 2:
-            num_skipped += 1
-            for session in sessions:
-                session.skip_draft()
-
-    monkeypatch.setattr(DraftSkips, "choose", every_other)
-    result = await generate(verifier, "best-first", **asked)
-    assert result.token_ids == plain.token_ids
-    summary = result.summary
-    assert num_skipped >= 2
-    assert types_pb2.SOURCE_DRAFT in {each.source for each in summary.accepted_by_source}
-    counts = speculator_of(verifier).drafter.counts
-    # Of the last round nobody is told.
-    assert counts.num_commits == summary.num_rounds - 1 - num_skipped
-    assert counts.num_opened == 1

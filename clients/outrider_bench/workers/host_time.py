@@ -33,7 +33,7 @@ from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.cuda.inputs import Packer, Shape
 from outrider.models.loading import LoadedModel, load_model
-from outrider.models.packing import Segment, tokens_at
+from outrider.models.packing import Segment, filled_in
 from outrider.models.runner import Runner
 from outrider.models.sampling import DrawnTokens, Sampler
 from outrider.server.process import SWITCH_INTERVAL_S, freeze_gc
@@ -159,7 +159,7 @@ class StubRunner:
         self._packer.finish(range(len(wanted)))
         self._device.begin(num_rows_of_all)
         rows = torch.tensor(wanted, dtype=torch.long)
-        return self._table[rows if drawn is None else tokens_at(rows, drawn)]
+        return self._table[rows if drawn is None else filled_in(rows, drawn)]
 
 
 class Cost(NamedTuple):
@@ -241,7 +241,7 @@ def _times_of(device: StubDevice) -> dict[int, float]:
 
 def use_device(engine: Engine, device: StubDevice) -> None:
     """Have an engine work as on this device, which works on by itself as a GPU does."""
-    engine.works_on, engine.stopwatch, engine.sampler = True, device, StubSampler(device)
+    engine.overlaps, engine.stopwatch, engine.sampler = True, device, StubSampler(device)
 
 
 def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Cost:
@@ -261,8 +261,7 @@ def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Co
         engine.take_posted(0.0)
         counted, before = _counted(engine, device), (time.perf_counter(), time.thread_time(), time.process_time(), 0.0)
         while engine.sessions:
-            work, _ = engine.plan(time.perf_counter())
-            engine.step(work)
+            engine.turn(time.perf_counter())
         after = (time.perf_counter(), time.thread_time(), time.process_time(), 0.0)
     return _cost(_counted(engine, device), counted, before, after, num_sessions * num_tokens)
 

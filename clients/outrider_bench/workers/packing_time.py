@@ -27,7 +27,6 @@ from outrider.models.cuda.loop import DraftLoop
 from outrider.models.cuda.rows import MAX_NUM_BEST
 from outrider.models.kv_cache import CacheShape, KVCache, KVPool
 from outrider.models.packing import Segment
-from outrider.models.pending_draft import NUM_BEST
 
 NUM_ROWS = 13
 """Rows of a session: the root of a tree and 12 nodes, or as long a chain."""
@@ -68,8 +67,7 @@ class HostLoop(DraftLoop):
         super().__init__(cast(Forwards, forwards), best_tokens=_not_launched, capture=None)
 
     def _compute(self, shape: Shape, steps: Any) -> Results:
-        best = torch.zeros(steps.length, 2, steps.num_rows, MAX_NUM_BEST, dtype=torch.int32)
-        return best, torch.zeros(1 + steps.length, steps.num_rows, NUM_BEST, dtype=torch.int32)
+        return (torch.zeros(steps.length, 2, steps.num_rows, MAX_NUM_BEST, dtype=torch.int32),)
 
 
 def _not_launched(*_arguments: object) -> Tensor:

@@ -15,7 +15,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,6 @@ from outrider.models.cuda.inputs import Shape, loop_lens
 from outrider.models.cuda.rows import MAX_NUM_BEST
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment
-from outrider.models.pending_draft import NUM_BEST, LoopTokens
 from outrider.models.runner import Runner
 from outrider.server.process import freeze_gc
 from outrider.verifier.generation import Generation
@@ -95,10 +93,6 @@ class SharedDevice(StubDevice):
         self.free_at += beside
         return now + self._slowed * beside + left - beside
 
-    def come_behind(self, end: float) -> None:
-        """Begin what is asked for from now on behind steps that are done then."""
-        self.free_at = max(self.free_at, end)
-
     def wait(self, end: float) -> None:
         """Return when steps are done."""
         # To the microsecond, as a device is waited for.
@@ -134,12 +128,7 @@ class StubLoop(HostLoop):
             found.append(self._best[:, token_ids])
             token_ids = found[-1][0, :, 0].long()
         self._ends_at = self._device.begin_steps(len(token_ids), steps.length)
-        best = torch.stack(found)
-        begins = self._token_ids.int()[None, :, None].expand(1, -1, NUM_BEST)
-        return best, torch.cat([begins, best[:, 0, :, :NUM_BEST]])
-
-    def _shared(self, token_ids: Tensor) -> LoopTokens:
-        return LoopTokens(token_ids, partial(self._device.come_behind, self._ends_at))
+        return (torch.stack(found),)
 
     def _read(self, best: Tensor) -> Tensor:
         self._device.wait(self._ends_at)

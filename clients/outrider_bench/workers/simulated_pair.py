@@ -39,9 +39,10 @@ from outrider.models.ratio import candidates, emitted
 from outrider.models.runner import KVCache, Segment
 from outrider.models.sampling import Sampler, most_probable
 from outrider.speculator.session import DraftSession, DraftSessionSpec
+from outrider.verifier.flight import round_of, wanted_temperatures
 from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.scheduler import ready_sessions
 from outrider.verifier.session import VerifySession
-from outrider.verifier.shared_forward import ready_sessions, round_of, wanted_temperatures
 from outrider.verifier.timings import Activity, EngineTimings
 from outrider_bench.costs import Costs
 
@@ -306,7 +307,7 @@ class Simulation:
             self._speculator.sessions[session_id] = self._drafting(spec, begins_paused=not is_wanted)
         return session_id
 
-    def _wait(self) -> list[VerifySession]:
+    def _wait(self) -> Sequence[VerifySession]:
         """Moves on to the next round; returns the sessions that take part in it."""
         while True:
             self._run_until(self._now)

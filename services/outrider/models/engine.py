@@ -38,15 +38,14 @@ def is_own_fault(error: Exception) -> bool:
 
 
 Session = TypeVar("Session")
-Work = TypeVar("Work")
 
 
-class EngineThread(ABC, Generic[Session, Work]):
+class EngineThread(ABC, Generic[Session]):
     """Runs the steps of all sessions on one thread, which alone touches the sessions: they need no lock.
 
-    Any thread may call `begin`, `post` and `close`; they return at once. What they post is taken in between two steps.
-    What one turn of the event loop posts wakes a thread that waits once, with all of it. A subclass defines a step by
-    `plan` and `step`, and calls `start` as the last thing in its constructor.
+    Any thread may call `begin`, `post` and `close`; they return at once. What they post is taken in between two turns.
+    Everything posted in one iteration of the event loop wakes the thread once. A subclass defines `turn`, and calls
+    `start` as the last thing in its constructor.
     """
 
     def __init__(
@@ -143,20 +142,19 @@ class EngineThread(ABC, Generic[Session, Work]):
     # Called on the engine's thread.
 
     @abstractmethod
-    def plan(self, now: float) -> tuple[list[Work], float | None]:
-        """Chooses the work of the next step.
+    def turn(self, now: float) -> float | None:
+        """Does one turn of the engine's loop. Calls `step_done` when the device has done what it was asked for.
 
         Args:
             now: `time.perf_counter()`.
 
         Returns:
-            The work; and if there is none, how many seconds to wait for something to be posted, where None means
-            without end.
+            How many seconds to wait for something to be posted: 0 while there is work, None means without end.
         """
 
-    @abstractmethod
-    def step(self, work: list[Work]) -> None:
-        """Runs one packed forward for this work and delivers what comes of it."""
+    def step_done(self) -> None:
+        """Takes in that the device has done a step without a fault."""
+        self._num_failed_steps, self._fault = 0, ""
 
     def removed(self, session: Session, *, has_failed: bool) -> None:
         """Called when a session has ended for whatever reason; `has_failed` if the engine could not go on with it."""
@@ -210,16 +208,12 @@ class EngineThread(ABC, Generic[Session, Work]):
         while not self._is_over:
             self.take_posted(wait_s)
             if not self._is_over:
-                wait_s = self._next_step()
+                wait_s = self._next_turn()
 
-    def _next_step(self) -> float | None:
-        """Runs a step if there is work; returns how long the next one may wait for something to be posted."""
+    def _next_turn(self) -> float | None:
+        """Does a turn; returns how long the next one may wait for something to be posted."""
         try:
-            work, wait_s = self.plan(time.perf_counter())
-            if work:
-                self.step(work)
-                wait_s = 0.0  # the next step is planned at once, with what was posted meanwhile
-                self._num_failed_steps, self._fault = 0, ""
+            return self.turn(time.perf_counter())
         except Exception:
             # A packed forward does not tell whose rows have broken it, and caches may be half written: all must go.
             log.exception("engine.step_failed", num_sessions=len(self.sessions))
@@ -228,7 +222,6 @@ class EngineThread(ABC, Generic[Session, Work]):
                 self._fail(session_id, is_own=False)
             self._suspect_device()
             return None  # no session is left: only what is posted can bring work
-        return wait_s
 
     def _begin(self, session_id: str, open_session: Callable[[], Session], on_failure: OnFailure) -> None:
         # Before the session is made: if that raises, `_fail` looks it up.
@@ -276,7 +269,7 @@ class EngineThread(ABC, Generic[Session, Work]):
                 f"{self._num_failed_steps} steps in a row have failed, the last one with {type(error).__name__}"
             )
         else:
-            self._num_failed_steps, self._fault = 0, ""
+            self.step_done()
 
 
 def _own_stream(runner: Runner, priority: int | None) -> AbstractContextManager[object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from outrider.models.attention import MAX_QUERIES, Part, grouped, parts_of_chain
 from outrider.models.kv_cache import KVCache
 from outrider.models.paths import Paths
 
+TokensOnDevice: TypeAlias = Tensor
+"""Whole numbers [draws]: tokens that a device draws, or has drawn, without the host having read them."""
 NO_SLOTS: Mapping[Node, int] = MappingProxyType({})
 
 
@@ -106,15 +108,22 @@ class Segment(NamedTuple):
             raise ValueError(f"visible must be {(rows, self.cache.length + rows)}, got {self.visible.shape}")
 
 
-def tokens_at(places: Tensor, drawn: Tensor) -> Tensor:
-    """Returns the tokens that were drawn at some places, where a device has them.
+def placeholder(place: int) -> int:
+    """Returns the token id that stands for the token at a place of those that a device draws; see `filled_in`."""
+    return ~place
+
+
+def filled_in(token_ids: Tensor, drawn: TokensOnDevice) -> Tensor:
+    """Returns token ids with the tokens that their placeholders stand for, which only the device may know.
 
     Args:
-        places: Whole numbers [rows], below the length of `drawn`.
-        drawn: Whole numbers [draws]: token ids, below 0 where the device has none. Those count as 0.
+        token_ids: Whole numbers [rows]: token ids and placeholders.
+        drawn: Whole numbers [draws]: token ids, below 0 where the device has none. Those count as 0: there must be some
+            embedding, and nothing is made of it.
     """
-    # There must be some embedding: nothing is made of it.
-    return drawn.to(places.device).index_select(0, places).clamp_min_(0)
+    drawn = drawn.to(token_ids.device, token_ids.dtype)
+    places = (~token_ids).clamp_min_(0)  # some place for the others
+    return torch.where(token_ids < 0, drawn.index_select(0, places), token_ids).clamp_min_(0)
 
 
 def check_segments(segments: Sequence[Segment]) -> None:
@@ -210,7 +219,7 @@ class Plan:
         """Position of each row, for the kernels of a CPU."""
         self.token_ids, self.position_ids = torch.from_numpy(rows).to(device).unbind(0)
         if drawn is not None:
-            self.token_ids = tokens_at(self.token_ids, drawn)
+            self.token_ids = filled_in(self.token_ids, drawn)
 
     def _reserve(self) -> npt.NDArray[np.int64]:
         """Makes room for the rows in their caches, and returns where they go."""

@@ -23,7 +23,6 @@ from outrider.models.cuda.steps import CudaSteps
 from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
 from outrider.models.packing import Plan, Segment
-from outrider.models.pending_draft import LoopTokens
 from outrider.models.plain import PlainHead, PlainStack
 from outrider.models.products import Product, make_head
 from outrider.models.rotary import RotaryTable
@@ -229,8 +228,8 @@ class Runner:
             draws: Describes how some of the wanted rows will be drawn from: a GPU is told so in the one copy that
                 brings the inputs of its forward. None tells it nothing.
             drawn: Whole numbers [draws]: tokens that the device draws, or has drawn, without the host having read them.
-                The token ids of the segments are places in it then. What is below 0 counts as some token, so that its
-                rows mean nothing. None means that token ids are token ids.
+                Token ids of the segments may be placeholders for them (`outrider.models.packing.placeholder`). What is
+                below 0 counts as some token, so that its rows mean nothing. None: there are no placeholders.
 
         Returns:
             float32 [sum of num_logits, vocab_size], in the order of the segments.
@@ -279,7 +278,6 @@ class Runner:
         params: Sequence[SamplingParams],
         first_indices: Sequence[int],
         length: int,
-        begun: Callable[[LoopTokens], object] | None = None,
     ) -> list[list[Best | None]]:
         """Appends the rows of every segment to its cache, and finds the best tokens behind them for several steps, each
         behind the best one of the step before.
@@ -291,9 +289,6 @@ class Runner:
             params: Parameters by which each session draws.
             first_indices: For each session, how many tokens the generation put out before the first one drawn.
             length: Steps: one of those that `loop_lens` returns.
-            begun: Called with the tokens of the chains, in the order of the segments, when the device has been asked
-                for them, and before they are waited for. Not called where they do not fit in one loop. None means that
-                nobody wants them so early.
 
         Returns:
             For each segment and step, the `MAX_NUM_BEST` best tokens of `logits / temperature + noise` and their
@@ -305,7 +300,7 @@ class Runner:
             OutOfBlocks: The pool has no room for all steps.
         """
         assert self._loop is not None, "`loop_lens` says if there is one"
-        return self._loop.run(segments, params, first_indices, length, begun)
+        return self._loop.run(segments, params, first_indices, length)
 
     def large_products(self) -> list[tuple[Product, int]]:
         """Returns the large products of the layers, each with its inputs, for measurements. None of a model that runs

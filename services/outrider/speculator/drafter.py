@@ -7,7 +7,7 @@ of commits and ended. Drafts come to the listener of each session.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.core.blocks import PoolState, PrefixScope
@@ -16,7 +16,6 @@ from outrider.core.retrieval.retriever import TierSource
 from outrider.core.structure import Structure
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
-from outrider.models.pending_draft import PendingDraft
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.speculator.engine import DraftListener, Engine
@@ -58,7 +57,6 @@ class Drafter:
         tiers: TierSource | None = None,
         forward_us: int = 0,
         stream_priority: int | None = None,
-        on_pending: Callable[[PendingDraft], object] | None = None,
     ) -> None:
         """
         Args:
@@ -68,7 +66,6 @@ class Drafter:
             tiers: Copies of a datastore's tiers. None means that there is no datastore.
             forward_us: Time of a forward of one row, in microseconds; 0 means not measured.
             stream_priority: See `EngineThread`.
-            on_pending: See `outrider.speculator.engine.Engine`.
         """
         self.model = model
         self.codec = TextCodec(model.tokenizer)
@@ -88,7 +85,6 @@ class Drafter:
             prefix_scope=PrefixScope(flags.prefix_scope),
             stream_priority=stream_priority,
             loop=asyncio.get_running_loop(),
-            on_pending=on_pending,
         )
 
     @property
@@ -180,22 +176,19 @@ class Drafter:
         self._sessions.add(session_id)
         self._engine.open(spec, listener)
 
-    def commit(
-        self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int, base_len: int | None = None
-    ) -> None:
+    def commit(self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int) -> None:
         """Appends committed tokens.
 
         Args:
             session_id: Names the session.
             token_ids: Tokens from the verifier.
             acknowledged_node_id: Latest node that the verifier had by then.
-            base_len: See `outrider.speculator.engine.Engine.commit`.
 
         Raises:
             InvalidParameter: A token is outside the vocabulary.
         """
         checked = token_ids_from_proto(token_ids, self.model.vocab_size, "chunk.token_ids")
-        self._engine.commit(session_id, checked, acknowledged_node_id, base_len)
+        self._engine.commit(session_id, checked, acknowledged_node_id)
 
     def steer(self, session_id: str, steering: Steering) -> None:
         """Goes on with a session as the verifier says."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -28,7 +27,6 @@ from outrider.models.contenders import Best
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
-from outrider.models.pending_draft import NUM_BEST, ChainStart, LoopTokens, PendingDraft
 from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
 from outrider.models.ratio import DraftDraw, candidates
 from outrider.models.residency import Residency
@@ -73,8 +71,6 @@ class _LoopRun(NamedTuple):
     ended: float
     num_used: int
     """Number of the steps that were worth their time to any session."""
-    is_claimed: bool
-    """True if the target verifies them already."""
 
 
 MAX_ROUNDS_LEFT_OUT = 2
@@ -83,7 +79,7 @@ WARM_PAUSE_S = 0.0002
 """Pause between two forwards that keep the model warm. Long enough for the event loop to get the interpreter's lock."""
 
 
-class Engine(EngineThread[_Drafting, _Growth]):
+class Engine(EngineThread[_Drafting]):
     """Grows trees. `open`, `commit`, `steer` and `close` may be called from any thread."""
 
     def __init__(
@@ -98,7 +94,6 @@ class Engine(EngineThread[_Drafting, _Growth]):
         prefix_scope: PrefixScope = PrefixScope.TENANT,
         stream_priority: int | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
-        on_pending: Callable[[PendingDraft], object] | None = None,
     ) -> None:
         """
         Args:
@@ -111,16 +106,11 @@ class Engine(EngineThread[_Drafting, _Growth]):
             prefix_scope: Says who finds the beginning of a text again, among the sessions whose callers share any.
             stream_priority: See `EngineThread`.
             loop: Event loop on which listeners are called. None means the engine's thread.
-            on_pending: Called on the engine's thread with drafts that a target on the same device may verify before the
-                host has seen them. None means that there is none.
         """
         super().__init__("speculator-engine", model.runner, stream_priority, loop)
         self._event_loop = loop
         self._drafts: list[tuple[DraftListener, Draft]] = []
         """Drafts that are not on their way to their listeners yet."""
-        self._on_pending = on_pending
-        self._awaited: PendingDraft | None = None
-        """The draft whose target waits until what is behind it was asked for."""
         self._loop_choice = LoopChoice()
         self._num_commits_in_turns = 0
         """Commits so far of sessions that take turns with their target."""
@@ -152,57 +142,23 @@ class Engine(EngineThread[_Drafting, _Growth]):
         """Begins a session."""
         self.begin(spec.session_id, partial(self._open, spec, listener), lambda _: self._call(listener.fail))
 
-    def commit(
-        self,
-        session_id: str,
-        token_ids: Sequence[TokenId],
-        acknowledged_node_id: int = 0,
-        base_len: int | None = None,
-    ) -> None:
+    def commit(self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int = 0) -> None:
         """Appends committed tokens to a session, if it is still there.
 
         Args:
             session_id: Names the session.
             token_ids: The tokens.
             acknowledged_node_id: Latest node that had arrived at the target before; 0 means unknown.
-            base_len: Committed tokens that they follow; those that the session has already are no news to it. None
-                means all that it has.
         """
-        self.post(session_id, partial(self._commit, token_ids, acknowledged_node_id, base_len))
+        self.post(session_id, partial(self._commit, token_ids, acknowledged_node_id))
 
-    def _commit(
-        self, token_ids: Sequence[TokenId], acknowledged_node_id: int, base_len: int | None, drafting: _Drafting
-    ) -> None:
-        fresh = token_ids if base_len is None else drafting.session.unknown(token_ids, base_len)
-        if not fresh:
-            return
-        drafting.session.commit(fresh, acknowledged_node_id)
+    def _commit(self, token_ids: Sequence[TokenId], acknowledged_node_id: int, drafting: _Drafting) -> None:
+        drafting.session.commit(token_ids, acknowledged_node_id)
         self._num_commits_in_turns += drafting.session.takes_turns
         drafting.session.commit_number = self._num_commits_in_turns
         self.counts.num_commits += 1
         # A commit makes some nodes without a forward: those that the policy had foreseen.
         self._send(*drafting)
-
-    def _take_kept(
-        self, starts: Sequence[ChainStart], draft: PendingDraft, kept: Mapping[int, Sequence[TokenId]]
-    ) -> None:
-        """Appends what a target has kept of a pending draft, see `PendingDraft.go_on`. Called by any thread."""
-
-        def commit() -> None:
-            self._awaited = draft
-            for chain, token_ids in kept.items():
-                session_id, base_len = starts[chain]
-                # The target may have more tokens: who hears of one of them in the verdict refuses it.
-                if max(token_ids) < self._runner.vocab_size:
-                    self._act(session_id, partial(self._commit, token_ids, 0, base_len))
-
-        self._put(commit)
-
-    def _let_target_go_on(self) -> None:
-        """Ends the wait of a target for the draft behind what it has kept."""
-        if self._awaited is not None:
-            self._awaited.has_gone_on()
-            self._awaited = None
 
     def steer(self, session_id: str, steering: Steering) -> None:
         """Goes on with a session as its caller says, if it is still there."""
@@ -231,58 +187,55 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
     def removed(self, session: _Drafting, *, has_failed: bool) -> None:
         """Gives the session's blocks back, and counts what was drafted in vain."""
-        self._let_target_go_on()
         self.residency.discard(session.session, has_failed=has_failed)
         self.counts.num_wasted += session.session.tree.num_nodes
 
-    def plan(self, now: float) -> tuple[list[_Growth], float | None]:
-        """Takes what every session wants to grow. While none does, a forward now and then keeps the model warm, unless
-        all are paused: then their target has chosen to have its machine to itself."""
+    def turn(self, now: float) -> float | None:
+        """Grows what sessions want to grow. While none does, a forward now and then keeps the model warm, unless all
+        are paused: then their target has chosen to have its machine to itself."""
         # Before a forward, or a pause without end.
         self._deliver()
-        work = []
         for session in self.residency.admit():
             with self.isolated(session.spec.session_id):
                 session.enter()
+        if work := self._wanted():
+            self._grow(work)
+            self.step_done()
+            self.counts.busy_s += time.perf_counter() - now
+            return 0.0
+        if now >= self._posted_at + self._keep_warm_s or all(each.session.is_paused for each in self.sessions.values()):
+            return None
+        # The same single row each time, so that the cache does not grow: only the reading of the weights is wanted.
+        self._scratch.truncate(0)
+        self._runner.forward([Segment(self._scratch, [0], 1)])
+        return WARM_PAUSE_S
+
+    def _wanted(self) -> list[_Growth]:
+        """Returns what every session wants to grow."""
+        work = []
         for session, listener in list(self.sessions.values()):
             with self.isolated(session.spec.session_id):
                 if self.residency.has(session) and (expansion := session.next_expansion()) is not None:
                     work.append(_Growth(session, listener, session.with_phrase(expansion)))
-        if work:
-            self.counts.busy_s += time.perf_counter() - now
-            return work, 0.0
-        self._let_target_go_on()
-        if now >= self._posted_at + self._keep_warm_s or all(each.session.is_paused for each in self.sessions.values()):
-            return [], None
-        # The same single row each time, so that the cache does not grow: only the reading of the weights is wanted.
-        self._scratch.truncate(0)
-        self._runner.forward([Segment(self._scratch, [0], 1)])
-        return [], WARM_PAUSE_S
+        return work
 
-    def step(self, work: list[_Growth]) -> None:
+    def _grow(self, work: list[_Growth]) -> None:
         """One packed forward for all sessions that have something to grow, then the messages that it completes. On a
-        GPU, chains grow by several tokens at once behind it."""
-        started = time.perf_counter()
+        GPU, chains grow by several tokens at once after it."""
         work, segments = self._segments(work)
         length, looped = self._loop(work, segments)
         stepped = [each for number, each in enumerate(zip(work, segments, strict=True)) if number not in looped]
         if stepped:
-            self._let_target_go_on()  # this takes longer than it would wait for
             self._step([growth for growth, _ in stepped], [segment for _, segment in stepped])
         loop = None
         if looped:
-            of_loop = [work[number] for number in looped], [segments[number] for number in looped]
-            loop = self._draft(*of_loop, length, is_alone=not stepped)
+            loop = self._draft([work[number] for number in looped], [segments[number] for number in looped], length)
         is_worth = self._is_worth_waiting()
         if loop is not None:
             self._learn_from(loop, is_worth=is_worth)
-            if loop.is_claimed:
-                self._end_claimed(loop)
         if not is_worth:
             self._end_drafts()
-        self._let_target_go_on()
         self._deliver()
-        self.counts.busy_s += time.perf_counter() - started
 
     def _step(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> None:
         started = time.perf_counter()
@@ -343,20 +296,15 @@ class Engine(EngineThread[_Drafting, _Growth]):
                 looped.append(number)
         return length, looped
 
-    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int, *, is_alone: bool) -> _LoopRun:
+    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> _LoopRun:
         """Grows chains by several steps at once, as if they were made one after the other. So each ends where its
-        session wants no more of it. `is_alone` if nothing else is grown in this step of the engine."""
+        session wants no more of it."""
         started = time.perf_counter()
         lengths = [segment.cache.length for segment in segments]
         params = [session.ranking for session, _, _ in work]
         first_indices = [session.output_indices(expansion)[0] for session, _, expansion in work]
-        pending: list[PendingDraft] = []
-        is_shown = is_alone and self._may_be_claimed(work, length)
-        begun = partial(self._begun, work, pending if is_shown else None)
-        is_looked_for = is_shown or self._awaited is not None
-        found = self._runner.draft(segments, params, first_indices, length, begun if is_looked_for else None)
+        found = self._runner.draft(segments, params, first_indices, length)
         forward_us = (time.perf_counter() - started) * 1e6 / length
-        is_claimed = any(draft.end(list(map(_settled, found))) for draft in pending)
         unsettled = [number for number, of_steps in enumerate(found) if of_steps[0] is None]
         for number in unsettled:
             # As if nothing had been run.
@@ -365,36 +313,12 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._forward_us.add(forward_us)
         num_used = self._grow_chains(work, found, forward_us)
         for segment in segments:
-            # Room of steps that were in vain.
+            # Room of steps that were wasted.
             segment.cache.shrink()
         if unsettled:
             self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
         sessions = [session for session, _, _ in work]
-        return _LoopRun(sessions, length, started, started + forward_us * length / 1e6, num_used, is_claimed)
-
-    def _may_be_claimed(self, work: Sequence[_Growth], length: int) -> bool:
-        """Returns True if a loop is all that the target waits for: it begins the drafts of sessions that take turns
-        with it, and mostly ends them."""
-        return (
-            self._on_pending is not None
-            and self._loop_choice.mostly_ends(length)
-            and all(session.is_one_chain(expansion) for session, _, expansion in work)
-        )
-
-    def _begun(self, work: Sequence[_Growth], pending: list[PendingDraft] | None, tokens: LoopTokens) -> None:
-        """Goes on while the device is at a loop. With a list, shows that loop to the target, and adds it there."""
-        if pending is not None and self._on_pending is not None:
-            starts = [ChainStart(session.spec.session_id, len(session.tree.committed)) for session, _, _ in work]
-            pending.append(PendingDraft(tokens, starts, partial(self._take_kept, starts)))
-            self._on_pending(pending[0])
-        self._let_target_go_on()
-
-    def _end_claimed(self, loop: _LoopRun) -> None:
-        """Ends drafts that the target is verifying by now."""
-        for session, listener in self.sessions.values():
-            if session in loop.sessions:
-                session.end_draft()
-                self._send(session, listener)
+        return _LoopRun(sessions, length, started, started + forward_us * length / 1e6, num_used)
 
     def _learn_from(self, loop: _LoopRun, *, is_worth: bool) -> None:
         """Learns how long loops should be; `is_worth` as `_is_worth_waiting` says."""
@@ -405,8 +329,6 @@ class Engine(EngineThread[_Drafting, _Growth]):
             loop.ended,
             num_used=loop.num_used,
             goes_on=any(map(self._is_looped, left)),
-            wants_more=any(session.next_expansion() is not None for session in left),
-            is_cut=loop.is_claimed,
         )
 
     def _grow_chains(self, work: Sequence[_Growth], found: Sequence[Sequence[Best | None]], forward_us: float) -> int:
@@ -563,11 +485,6 @@ class Engine(EngineThread[_Drafting, _Growth]):
             action()
         else:
             self._event_loop.call_soon_threadsafe(action)
-
-
-def _settled(of_steps: Sequence[Best | None]) -> list[Sequence[TokenId]]:
-    """Returns the best tokens of a chain's steps, up to where the host has to draw."""
-    return [best[0][:NUM_BEST] for best in takewhile(lambda best: best is not None, of_steps) if best is not None]
 
 
 def _send_all(drafts: Sequence[tuple[DraftListener, Draft]]) -> None:

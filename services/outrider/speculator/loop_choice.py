@@ -10,8 +10,6 @@ from outrider.core.statistics import RunningMean
 
 FIRST_GAP_S = 0.0005
 """Seconds between two loops, until they were measured."""
-MOSTLY = 0.5
-"""Share of the chains that go on below which they mostly end."""
 LEARNING_RATE = 0.1
 """Weight of one loop in the running means."""
 _Shares = defaultdict[int, RunningMean]
@@ -31,8 +29,6 @@ class LoopChoice:
         self._begin, self._rest = _Shares(_new_share), _Shares(_new_share)
         """Share of the loops in which a chain went on behind a number of steps: of those that begin chains, and of
         those that go on with one."""
-        self._wants_more = _Shares(_new_share)
-        """Share of the loops of a length that began chains, and behind which a chain should go on."""
         self._goes_on = self._begin
         """The one of the two that the latest choice was made by."""
         self._shorter: Sequence[int] = ()
@@ -59,10 +55,6 @@ class LoopChoice:
         """Returns True if the latest choice could have been so many steps, and was perhaps of more."""
         return num_steps in self._shorter
 
-    def mostly_ends(self, length: int) -> bool:
-        """Returns True if chains that begin with a loop of the latest choice mostly end with it."""
-        return self._ended_at is None and self._wants_more[length].get(0.0) < MOSTLY
-
     def observe(
         self,
         length: int,
@@ -71,8 +63,6 @@ class LoopChoice:
         *,
         num_used: int,
         goes_on: bool,
-        wants_more: bool = False,
-        is_cut: bool = False,
     ) -> None:
         """Learns from a loop.
 
@@ -82,14 +72,10 @@ class LoopChoice:
             ended: Time at which it was done.
             num_used: Most of its steps that were worth their time to a chain.
             goes_on: True if a chain goes on behind it with another loop.
-            wants_more: True if a chain should go on, with single steps perhaps.
-            is_cut: True if none does, whatever it should.
         """
-        if self._goes_on is self._begin:
-            self._wants_more[length].add(float(goes_on or wants_more))
         if self._ended_at is not None:
             self._gap_s.add(started - self._ended_at)
-        self._ended_at = ended if goes_on and not is_cut else None
+        self._ended_at = ended if goes_on else None
         self._step_s.add((ended - started) / length)
         for shorter in self._shorter:
             # What comes behind this loop is not seen here.

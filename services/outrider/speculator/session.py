@@ -22,7 +22,7 @@ from outrider.core.costs import Waiting, path_probabilities, waiting_of
 from outrider.core.drafting.methods import growth_policy
 from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
 from outrider.core.drafting.saguaro import SaguaroGrowth
-from outrider.core.params import Method, Rows, SamplingParams, Source, SpeculationParams, Steering
+from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, Steering
 from outrider.core.retrieval.plan import draft_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.statistics import RunningMean
@@ -149,7 +149,6 @@ class DraftSession:
         """Takes in by which parameters the tree grows."""
         self._is_awaited = waiting_of(params.method, params) is Waiting.ALWAYS
         """True if the target waits for drafts: no commit comes while one grows."""
-        self._rows = params.rows
         self.takes_turns = params.takes_turns(params.method)
         """True if nothing is drafted while the target works."""
         self.is_weighed = params.method is Method.BEST_FIRST and self.takes_turns
@@ -241,14 +240,6 @@ class DraftSession:
                 rounds = self._round_trip_us / (self._forward_us + self._round_trip_us)
                 self._policy.foresee(self._tokens_per_round.get(1.0) * rounds)
 
-    def unknown(self, token_ids: Sequence[TokenId], base_len: int) -> Sequence[TokenId]:
-        """Returns those of some committed tokens that it was not told of yet. Raises ValueError if they do not follow
-        the first base_len ones of its own."""
-        known = self.tree.committed[base_len : base_len + len(token_ids)]
-        if base_len > len(self.tree.committed) or known != list(token_ids[: len(known)]):
-            raise ValueError("committed tokens are not those that were told of before, or do not follow these")
-        return token_ids[len(known) :]
-
     # What grows next, and its rows in the packed forward.
 
     def next_expansion(self) -> Expansion | None:
@@ -318,12 +309,6 @@ class DraftSession:
         if self._asks_more or self._phrases.is_used or len(expansion.nodes) != 1:
             return 0
         return expansion.max_len if self._is_awaited else min(expansion.max_len, MAX_STEPS_AHEAD)
-
-    def is_one_chain(self, expansion: Expansion) -> bool:
-        """Returns True if an expansion begins a draft that the target waits for, and of which it verifies a chain, with
-        single tokens beside it at most."""
-        is_one = self.is_weighed or self._rows is Rows.CHAIN
-        return self.takes_turns and is_one and expansion.nodes == (self.tree.root,)
 
     def followed(self, expansion: Expansion, token_id: TokenId) -> Expansion | None:
         """Returns what grows behind an expansion, with its row counted as run, if that is this token alone, which has

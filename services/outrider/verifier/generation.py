@@ -236,7 +236,7 @@ class Generation:
             # be behind with its commits, shall learn nothing of the last one.
             self._speculation.close()
         self._committed.extend(verdict.token_ids)
-        if self._speculation is not None and not is_over and not requests.skips_draft:
+        if self._speculation is not None and not is_over:
             self._speculation.commit()
         if self._retrieval is not None and verdict.token_ids:
             self._retrieval.commit(verdict.sources, verdict.rejected_token_ids)

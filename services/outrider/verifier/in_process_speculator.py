@@ -18,7 +18,6 @@ from outrider.core.params import Steering
 from outrider.core.statistics import Absence, Traffic
 from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import CannotLoadModel, LoadedModel, Weights, load_for, read_weights
-from outrider.models.pending_draft import PendingDraft
 from outrider.models.timing import forward_us_of
 from outrider.peers.channel import PeerState
 from outrider.peers.fleet import SpeculatorState, read_speculators
@@ -86,17 +85,6 @@ def check_tokenizer(model: LoadedModel, target: LoadedModel) -> None:
             f"--draft-model {model.model_id}: its tokenizer must be that of --model {target.model_id}: the token ids "
             "of the two models do not mean the same"
         )
-
-
-def by_generations(follow: Callable[[PendingDraft], object]) -> Callable[[PendingDraft], None]:
-    """Returns what passes the engine's drafts on with the names of the generations that its sessions draft for."""
-
-    def on_pending(draft: PendingDraft) -> None:
-        # The engine goes by its own.
-        draft.starts = [start._replace(session_id=start.session_id.rpartition("/")[0]) for start in draft.starts]
-        follow(draft)
-
-    return on_pending
 
 
 class InProcessSpeculator:
@@ -240,10 +228,9 @@ class InProcessSession:
         except OutOfRange as error:
             self._give_up(error)
             return
-        base_len, fresh = self._num_sent, self._committed[self._num_sent :]
+        fresh = self._committed[self._num_sent :]
         self._num_sent += len(fresh)
-        # The engine may know them: of a round behind a draft it hears before its verdict is made.
-        self._drafter.commit(opening.session_id, fresh, opening.last_node_id, base_len)
+        self._drafter.commit(opening.session_id, fresh, opening.last_node_id)
 
     def steer(self, steering: Steering) -> None:
         """Tells the engine of measurements and decisions. Fields that are not set keep their last value."""

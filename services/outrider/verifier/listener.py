@@ -19,8 +19,6 @@ class PeerRequests(NamedTuple):
     """Lookup for the datastore. None means that nothing is asked."""
     steering: Steering | None = None
     """Parameters and measured times for the drafter. None means that it goes on as before."""
-    skips_draft: bool = False
-    """True if the next round begins without a draft: the drafter is told of this commit together with a later one."""
 
 
 @dataclass(frozen=True, slots=True)

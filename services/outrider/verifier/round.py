@@ -13,7 +13,6 @@ from outrider.core.params import Fallback, Method, Rows, Source
 from outrider.core.session import Session
 from outrider.core.structure import StructureBroken, StructuredText
 from outrider.core.tree import Node
-from outrider.verifier.draft_skips import ExpectedTokens
 from outrider.verifier.retrieval import SessionRetrieval
 from outrider.verifier.timings import Activity, EngineTimings
 
@@ -181,25 +180,6 @@ def is_worth_verifying(
     waited_ms = forward_ms + timings.speculator_ms.get(FIRST_LATENCY_SHARE * forward_ms)
     # tokens / forward_ms >= later / waited_ms, without a division by a time that may be 0.
     return tokens * waited_ms >= later * forward_ms
-
-
-def expected_tokens(
-    session: Session, nodes: Sequence[Node], timings: EngineTimings, accepted_per_chain: float
-) -> ExpectedTokens:
-    """Returns what the next round is expected to bring.
-
-    Args:
-        session: The generation.
-        nodes: What is there to be verified now.
-        timings: What rounds can verify.
-        accepted_per_chain: Tokens that were kept of the chains that were waited for, on average.
-    """
-    # What else would be there is cut off.
-    kept = path_probabilities(nodes[: int(timings.max_num_nodes.get(len(nodes)))], session.tree.root)
-    at_once = 1 + sum(kept)
-    # What is retrieved stands beside a draft.
-    with_draft = max(at_once, 1 + min(accepted_per_chain, session.max_chain_len))
-    return ExpectedTokens(with_draft, at_once, session.spec.sampling.is_greedy)
 
 
 def _open_probability(session: Session, nodes: Sequence[Node], max_depth: int) -> float:

@@ -33,7 +33,6 @@ from outrider.verifier.admission import Limits
 from outrider.verifier.engine import Engine
 from outrider.verifier.in_process_speculator import (
     InProcessSpeculator,
-    by_generations,
     check_tokenizer,
     load_draft_model,
     read_draft_weights,
@@ -123,7 +122,6 @@ class VerifierService:
                 tiers=None if datastore is None else datastore.tiers(RetrievalScope.SESSION),
                 forward_us=draft_us,
                 stream_priority=DRAFT_PRIORITY,
-                on_pending=by_generations(engine.follow),
             )
             speculators = InProcessSpeculator(make_drafter)
         elif settings.speculator:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.auto.strategies import params_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
-from outrider.core.params import Method, Source, Steering
+from outrider.core.params import Source, Steering
 from outrider.core.retrieval.ngrams import Continuation, Follower
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
@@ -18,7 +18,6 @@ from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
 from outrider.models.text import TextCodec
-from outrider.verifier.draft_skips import ExpectedTokens
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.reports import SessionReports
@@ -26,7 +25,6 @@ from outrider.verifier.retrieval import Question, SessionRetrieval
 from outrider.verifier.round import (
     EmptyRoundReason,
     empty_round_reason,
-    expected_tokens,
     is_worth_verifying,
     next_chain,
     next_nodes,
@@ -129,23 +127,12 @@ class VerifySession:
         # The next round.
         self.nodes: list[Node] = []
         """Nodes that it verifies: a chain, or a sub-tree, the most probable path first."""
-        self.begins_early = False
-        """True if it has begun by `begin_early`."""
-        self._drafts_to_come: list[tuple[Draft, float | None]] = []
-        """Drafts of the round behind it that came before its verdict, and when."""
-        self.rows: Sequence[int] | None = None
-        """Numbers of its rows that are those of the last committed token and of the nodes. None means that all are."""
         self.ready_since: float | None = None
         """Time since which the next forward could have begun with it. None means that it was not ready yet."""
         self._committed_at = now
         self._waiting_since: float | None = None
         self._is_answered = False
         """True once a draft or a continuation has come that follows the latest commit."""
-        self.skips_draft = False
-        """True if the round begins with what is retrieved: the draft model is not told of the commit before it yet."""
-        self.expected: ExpectedTokens | None = None
-        """Tokens that the round is expected to bring, where that was asked."""
-        self._told_len = len(self.session.committed)  # committed tokens that the drafter was last told of
         self._empty_reason: EmptyRoundReason | None = None
         self._patience_ms = self._patience()
         self._is_disturbed = True
@@ -196,7 +183,6 @@ class VerifySession:
         self._has_drafted = False
         # What the lost stream has left unanswered says nothing of the speed of this one.
         self._misses.clear()
-        self._drafts_to_come.clear()
         if self.reports.drafts is not None:
             self.reports.drafts.forget_commits()
         self._is_listening, self._listens_from = False, 0  # nothing of it was on its way before
@@ -236,10 +222,6 @@ class VerifySession:
 
     def add_draft(self, draft: Draft, now: float, arrived_at: float | None = None) -> None:
         """Adds new nodes to the mirror of the draft tree, which have arrived before if a forward was running."""
-        if self.begins_early and draft.base_len > len(self.session.committed):
-            # The drafter was told of this round before its verdict, and is quicker.
-            self._drafts_to_come.append((draft, arrived_at))
-            return
         if self.reports.drafts is not None:
             self.reports.drafts.add(draft, now if arrived_at is None else arrived_at)
         self._stream_nodes.add(draft)
@@ -258,7 +240,7 @@ class VerifySession:
         # The first answer includes the drafter's prefill, which says nothing of the answers to come.
         if missed_at is not None and self._has_drafted:
             # A round that has begun already does not wait for it.
-            is_late = self.begins_early or (self.takes_turns and draft.base_len < len(self.session.committed))
+            is_late = self.takes_turns and draft.base_len < len(self.session.committed)
             there_at = arrived_at if is_late and arrived_at is not None else now
             time = DraftTime((there_at - missed_at) * 1e3, draft.forward_us / 1e3, draft.retrieval_us / 1e3)
             self.session.statistics.draft_times.append(time)
@@ -311,12 +293,6 @@ class VerifySession:
             self._waiting_since = now
         return False
 
-    def begin_early(self, nodes: list[Node], now: float) -> None:
-        """Takes the nodes of a round that begins behind a draft that the host does not know yet. Those that it brings
-        are none of the tree's (`outrider.verifier.rounds_behind_drafts`)."""
-        self.nodes, self.begins_early = nodes, True
-        self._waiting_since = self._waiting_since or now
-
     @property
     def deadline(self) -> float:
         """Time at which waiting for a draft or a continuation ends."""
@@ -330,7 +306,7 @@ class VerifySession:
     @property
     def is_drafting(self) -> bool:
         """True if drafts are on their way, and wanted."""
-        return self._is_attached and not self.skips_draft and self.choice.strategy.method.has_draft_model
+        return self._is_attached and self.choice.strategy.method.has_draft_model
 
     @property
     def takes_turns(self) -> bool:
@@ -339,34 +315,18 @@ class VerifySession:
         is_awaited = is_heard and self._waiting is Waiting.ALWAYS
         return self.session.spec.shares_gpu and is_awaited and not self.is_prefilling
 
-    def expected_tokens(self) -> ExpectedTokens | None:
-        """Returns what the next round is expected to bring. None means that it needs a draft in any case."""
-        accepted = self._accepted_per_chain.value
-        # The draft model reads what it was not told of in one forward.
-        num_untold = len(self.session.committed) + self.session.max_chain_len + 1 - self._told_len
-        if self.may_skip_draft and num_untold <= MIN_PREFILL_ROWS and accepted is not None:
-            self.expected = expected_tokens(self.session, self.known_nodes(), self._timings, accepted)
-        return self.expected
-
     @property
-    def may_skip_draft(self) -> bool:
-        """True if what is retrieved may take a draft's place in a round."""
-        strategy = self.choice.strategy
-        return strategy.method is Method.BEST_FIRST and strategy.retrieval and not self.session.decides_by_ratio
-
-    def skip_draft(self) -> None:
-        """Begins the next round without a draft, at once."""
-        self.skips_draft, self._patience_ms = True, 0.0
+    def can_follow_draw(self) -> bool:
+        """True if the next round can be launched before the host knows what this one draws: both are plain, and nothing
+        but the drawn token is read of this one's logits, which would be waited for behind the next ones."""
+        report = self.session.spec.report
+        reads_logits = self.num_prompt_rows or (report.logprobs is not None and report.logprobs_mode.is_processed)
+        return not self.nodes and self.session.is_as_drawn and self.choice.goes_on_plain and not reads_logits
 
     @property
     def accepted_per_chain(self) -> float:
         """Tokens that were kept of the chains that were waited for, on average."""
         return self._accepted_per_chain.get(1.0)
-
-    def ends_with(self, token_ids: Sequence[TokenId]) -> bool:
-        """Returns True if a round ends the text that commits these tokens."""
-        session = self.session
-        return len(token_ids) >= session.num_wanted or not session.spec.stop_token_ids.isdisjoint(token_ids)
 
     @property
     def _waiting(self) -> Waiting:
@@ -488,13 +448,12 @@ class VerifySession:
         verdict = session.apply(nodes, draws)
         # Committed tokens fill the slots below `length`; row 0 is the last of them, so row 1 lies at `length`.
         if not is_ahead:
-            rows = verdict.accepted_rows if self.rows is None else [self.rows[row] for row in verdict.accepted_rows]
-            self.cache.keep(length, [length + row - 1 for row in rows])
+            self.cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
         if session.statistics.num_rounds == 1:
             # From now on others find the prompt, while this session goes on behind it.
             self.cache.publish(session.committed)
         # A retrieved chain in place of a draft says nothing of what a draft that is waited for is worth.
-        if nodes and not self.skips_draft and (nodes[0].source is Source.DRAFT or not self.is_drafting):
+        if nodes and (nodes[0].source is Source.DRAFT or not self.is_drafting):
             self._accepted_per_chain.add(verdict.num_accepted)
         if self._retrieval is not None:
             rejected_rows = () if verdict.rejected_row is None else (verdict.rejected_row,)
@@ -509,7 +468,7 @@ class VerifySession:
         return verdict
 
     def _count_timeout(self) -> None:
-        if self.nodes or self._waiting_since is None or self._is_answered or self.begins_early:
+        if self.nodes or self._waiting_since is None or self._is_answered:
             return
         if self.is_drafting:
             self._num_timeouts += 1
@@ -543,8 +502,7 @@ class VerifySession:
 
     def _begin_round(self, now: float) -> None:
         """Prepares the next round: what is known in process continues the commit at once."""
-        self.nodes, self.skips_draft, self.expected = [], False, None
-        self.rows, self.begins_early = None, False
+        self.nodes = []
         self._committed_at, self._waiting_since, self.ready_since, self._is_answered = now, None, None, False
         if self._retrieval is not None:
             self._retrieval.begin_round()
@@ -561,17 +519,13 @@ class VerifySession:
             self._misses[len(self.session.committed)] = now
         # Behind `ask`: the datastore's answer is waited for only if it has put a question.
         self._patience_ms = self._patience()
-        drafts, self._drafts_to_come = self._drafts_to_come, []
-        for draft, arrived_at in drafts:
-            self.add_draft(draft, now, arrived_at)
 
     # What the peers should know.
 
     def peer_requests(self) -> PeerRequests:
         """Returns what to send to the peers after a round. What is returned here is not returned again."""
         steering = self._steering.next(self.choice.strategy) if self._is_attached else None
-        self._told_len = self._told_len if self.skips_draft else len(self.session.committed)
-        return PeerRequests(self._take_question(), steering, skips_draft=self.skips_draft)
+        return PeerRequests(self._take_question(), steering)
 
     def _take_question(self) -> Question | None:
         if self._retrieval is None or not self.choice.strategy.retrieval:

@@ -55,8 +55,6 @@ class EngineTimings:
         self._stepped_at: float | None = None
         """End of the latest step. None means that nothing has run before this one."""
         self._num_numbered = 0
-        self._others_ms = 0.0
-        """Time of the rounds of now that the forward of others took which the device was at before theirs."""
 
         # The target.
         self.forward_times = forward_times
@@ -110,17 +108,6 @@ class EngineTimings:
             self.group.end_step(shares, (now - self._stepped_at) * 1e3, is_typical=is_typical)
         self._stepped_at = now
 
-    def set_others(self, num_rows: int, num_others: int, forward_ms: float) -> None:
-        """Takes in what the rounds of a forward have waited for, so that it is not counted as overhead.
-
-        Args:
-            num_rows: Its rows.
-            num_others: Rows of the forward of other sessions that the device was at before. 0 if there was none.
-            forward_ms: Its time.
-        """
-        # A round is expected to take the forward of all rows together, whatever forwards they come in.
-        self._others_ms = max(0.0, self.forward_times.of(num_rows + num_others) - forward_ms) if num_others else 0.0
-
     def set_draft_ms(self, draft_ms: float) -> None:
         """Sets the time of a draft forward of one row, in milliseconds; 0 leaves it as it is."""
         self.history.draft_ms = self.group.draft_ms = draft_ms or self.history.draft_ms
@@ -129,7 +116,6 @@ class EngineTimings:
         """Adds the time of a round that went neither to its forward nor to waiting."""
         # A draft model that was told to pause ends what it is at, and may slow down what seems to run without it.
         if self._activity is Activity.DRAFTING or self._num_quiet_steps >= QUIET_STEPS:
-            overhead_ms = max(0.0, overhead_ms - self._others_ms)
             self._overheads.add(overhead_ms, max(1, self.num_sessions), self._activity)
 
     def overhead_ms(self, activity: Activity) -> float:

@@ -26,6 +26,7 @@ from outrider.models.cuda.inputs import LOOP_LENS
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.cuda.steps import Kernels
 from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size
+from outrider.models.packing import placeholder
 from outrider.models.ratio import Round, begin_rounds, draws_of, emitted
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler, begin_most_probable
@@ -243,14 +244,15 @@ def test_a_forward_behind_draws_that_are_not_known_waits_for_nothing(target: Dev
         # What nobody wants of a row is no reason to tell the device of those that are wanted.
         begin_most_probable(logits, [0.8, None, 0.0], 8)
         assert pending.drawn is not None
-        behind = [Segment(segment.cache, [place], 1) for place, segment in enumerate(segments)]
+        behind = [Segment(segment.cache, [placeholder(place)], 1) for place, segment in enumerate(segments)]
         target.runner.forward(behind, drawn=pending.drawn.on_device)
 
     counts = target.counted(run)
     assert counts.copies == {"in": 2, "out": 3}
     assert counts.num_waits == 0
-    # What is drawn becomes token ids; and the copies out.
-    num_more = sum(counts.launches[name] for name in ("index_select", "clamp_min_", "topk", "_to_copy")) - 2
+    # What is drawn takes the place of placeholders; and the copies out.
+    names = ("bitwise_not", "clamp_min_", "index_select", "lt", "where", "topk", "_to_copy")
+    num_more = sum(counts.launches[name] for name in names) - 2
     assert counts.launches.total() <= 2 * (target.max_launches - 2) + num_more, counts.launches
 
 

@@ -16,10 +16,8 @@ from outrider.models.contenders import Best
 from outrider.models.cuda import steps
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.inputs import LOOP_LENS
-from outrider.models.cuda.loop import DraftLoop
 from outrider.models.cuda.rows import MAX_NUM_BEST, UNSETTLED
 from outrider.models.cuda.steps import Kernels
-from outrider.models.pending_draft import NUM_BEST, LoopTokens
 from outrider.models.runner import KVCache, Runner, Segment
 from outrider.models.sampling import Sampler, ranked
 from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
@@ -250,88 +248,6 @@ def test_only_a_runner_with_a_loop_has_steps() -> None:
     assert without.loop_lens(99) == []
 
 
-def shown_tokens(
-    runner: Runner, segments: list[Segment], params: Sequence[SamplingParams], length: int
-) -> tuple[list[LoopTokens], list[list[Best | None]]]:
-    """Drafts; returns the tokens that were shown before the draft was there, and the draft."""
-    shown: list[LoopTokens] = []
-    found = runner.draft(segments, params, [0] * len(segments), length, shown.append)
-    return shown, found
-
-
-def check_shown(tokens: LoopTokens, segments: list[Segment], found: list[list[Best | None]]) -> None:
-    """Checks that tokens are what chains begin behind, and the best ones of each step, in the order of the segments."""
-    of_segments = tokens.token_ids[:, : len(segments)].tolist()
-    assert of_segments[0] == [[segment.token_ids[-1]] * NUM_BEST for segment in segments]
-    for step, of_chains in enumerate(of_segments[1:]):
-        best = [of_steps[step] for of_steps in found]
-        assert of_chains == [of_step and of_step[0][:NUM_BEST] for of_step in best]
-
-
-@pytest.mark.parametrize("acceleration", [TWIN_GPU, EAGER_TWIN], ids=["graph", "one kernel after the other"])
-@pytest.mark.parametrize("length", LOOP_LENS)
-def test_tokens_of_a_loop_are_shown_once_with_what_each_chain_begins_behind(
-    acceleration: Acceleration, length: int
-) -> None:
-    runner = a_runner(acceleration=acceleration)
-    segments = openings(runner)
-    spoil(runner)
-    (tokens,), found = shown_tokens(runner, segments, PARAMS, length)
-    assert len(tokens.token_ids) == 1 + length
-    check_shown(tokens, segments, found)
-    assert tokens.wait() is None, "a CPU is at nothing"
-
-
-def test_tokens_that_were_shown_are_not_those_of_the_next_loop() -> None:
-    runner = a_runner()
-    shown = []
-    for number in range(2):
-        segments = openings(runner, [40 + number, 9])
-        (tokens,), found = shown_tokens(runner, segments, PARAMS[:2], 4)
-        shown.append((tokens, segments, found))
-    for each in shown:
-        check_shown(*each)
-
-
-def test_tokens_are_shown_before_the_draft_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, happened, read = a_runner(), list[str](), DraftLoop._read
-
-    def noted(loop: DraftLoop, best: Tensor) -> Tensor:
-        happened.append("read")
-        return read(loop, best)
-
-    monkeypatch.setattr(DraftLoop, "_read", noted)
-    runner.draft(openings(runner), PARAMS, [0] * 4, 4, lambda _: happened.append("shown"))
-    assert happened == ["shown", "read"]
-
-
-def test_chains_that_take_more_than_one_launch_are_not_shown() -> None:
-    runner = a_runner("llama")
-    segments = [Segment(runner.new_cache(), text(40, number), 1) for number in range(4)]
-    shown, found = shown_tokens(runner, segments, PARAMS, 4)
-    assert not shown, "128 rows are those of three"
-    assert len(found) == 4
-    three = [Segment(runner.new_cache(), text(40, number), 1) for number in range(3)]
-    assert len(shown_tokens(runner, three, PARAMS[:3], 4)[0]) == 1
-
-
-def test_a_token_that_the_host_has_to_draw_is_shown_as_none() -> None:
-    calls: list[int] = []
-
-    def unsettled_at_third(logits: Tensor, rows: Tensor, k: int) -> Tensor:
-        calls.append(len(rows))
-        found = best_tokens(logits, rows, k)
-        if len(calls) == 3:
-            found[0, 1, 0] = UNSETTLED
-        return found
-
-    runner = a_runner(acceleration=Acceleration(replace(TWINS, best_tokens=unsettled_at_third), None))
-    (tokens,), found = shown_tokens(runner, openings(runner), PARAMS, 4)
-    assert found[1][2] is None
-    assert tokens.token_ids[3, 1, 0] < 0
-    assert (tokens.token_ids[1:, [0, 2, 3]] >= 0).all()
-
-
 @pytest.mark.interpret
 @pytest.mark.filterwarnings("ignore:invalid value")  # of lanes that are not stored
 def test_the_kernels_themselves_find_what_as_many_forwards_find() -> None:
@@ -339,8 +255,5 @@ def test_the_kernels_themselves_find_what_as_many_forwards_find() -> None:
     runner = a_runner(acceleration=Acceleration(Kernels.load(), None), is_exact=False)
     lengths = [5, 63]
     expected = one_after_the_other(runner, openings(runner, lengths), PARAMS[:2], [0, 7], 4)
-    shown: list[LoopTokens] = []
-    segments = openings(runner, lengths)
-    drafted = runner.draft(segments, PARAMS[:2], [0, 7], 4, shown.append)
+    drafted = runner.draft(openings(runner, lengths), PARAMS[:2], [0, 7], 4)
     assert as_candidates(drafted, PARAMS[:2]) == expected
-    check_shown(shown[0], segments, drafted)

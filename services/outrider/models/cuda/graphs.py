@@ -19,7 +19,7 @@ from outrider.models.cuda.inputs import MAX_DRAWS, MAX_PAIRS, MAX_SPANS, Inputs,
 from outrider.models.cuda.rows import ROW, ROW_WORDS, RowDraws, write_rows
 from outrider.models.cuda.steps import FEW_ROWS, CudaSteps, Kernels
 from outrider.models.kv_cache import KVPool
-from outrider.models.packing import Segment, check_segments, tokens_at
+from outrider.models.packing import Segment, check_segments, filled_in
 from outrider.models.products import Product
 
 log = structlog.get_logger(__name__)
@@ -354,7 +354,7 @@ class Forwards:
         self.packer.finish(wanted)
         if drawn is not None:
             token_ids = self.inputs[shape].token_ids
-            token_ids.copy_(tokens_at(token_ids, drawn))
+            token_ids.copy_(filled_in(token_ids, drawn))
         replays = self._replays.get(shape) if num_layers is None else None
         hidden = self._moved_and_hidden(shape, num_layers) if replays is None else replays[0]()[0]
         self.pool.moves.clear()

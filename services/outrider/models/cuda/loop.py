@@ -22,7 +22,6 @@ from outrider.models.cuda.graphs import Capture, Forwards, Results, warn_not_cap
 from outrider.models.cuda.inputs import LOOP_LENS, MAX_LOOP_ROWS, Inputs, Ints, Shape, parts_of, share_work_of_steps
 from outrider.models.cuda.rows import MAX_NUM_BEST, ROW, ROW_WORDS, best_of_steps, write_rows
 from outrider.models.packing import Segment, check_segments
-from outrider.models.pending_draft import NUM_BEST, LoopTokens
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +71,7 @@ class DraftLoop:
 
     def _compute(self, shape: Shape, steps: _Steps) -> Results:
         """Computes the best tokens of all steps: int32 [steps, 2, rows behind the first step, MAX_NUM_BEST], ids and
-        bits of scores; and the tokens of the chains, see `LoopTokens.token_ids`."""
+        bits of scores."""
         forwards, first = self._forwards, self._forwards.inputs[shape]
         forwards.steps.move(first)
         found: list[Tensor] = []
@@ -83,10 +82,7 @@ class DraftLoop:
             # Of the first step, too, no more are anybody's: one for each session.
             logits = forwards.compute(inputs)[: steps.num_rows]
             found.append(self._best_tokens(logits, steps.words[number], MAX_NUM_BEST))
-        best = torch.stack(found)
-        begins = first.token_ids.index_select(0, first.wanted[: steps.num_rows])
-        begins = begins.to(best.dtype)[None, :, None].expand(1, -1, NUM_BEST)
-        return best, torch.cat([begins, best[:, 0, :, :NUM_BEST]])
+        return (torch.stack(found),)
 
     @torch.inference_mode()
     def run(
@@ -95,7 +91,6 @@ class DraftLoop:
         params: Sequence[SamplingParams],
         first_indices: Sequence[int],
         length: int,
-        begun: Callable[[LoopTokens], object] | None = None,
     ) -> list[list[Best | None]]:
         """Grows a chain behind every segment; see `Runner.draft`."""
         check_segments(segments)
@@ -112,9 +107,7 @@ class DraftLoop:
                 steps = self._steps[key]
                 last = first + self._lay_out(shape, steps, segments[some], params[some], first_indices[some])
                 replay = self._replays.get(key)
-                best, token_ids = self._compute(shape, steps) if replay is None else replay()
-                if begun is not None and last - first == len(segments):
-                    begun(self._shared(token_ids))
+                (best,) = self._compute(shape, steps) if replay is None else replay()
                 # Waits for the device: what was copied to it may be written again from here on.
                 found += map(list, zip(*best_of_steps(self._read(best[:, :, : last - first])), strict=True))
                 self._forwards.pool.moves.clear()
@@ -122,16 +115,6 @@ class DraftLoop:
             cache = segment.cache
             cache.append(range(cache.length, cache.length + len(segment.token_ids)))
         return found
-
-    def _shared(self, token_ids: Tensor) -> LoopTokens:
-        """Returns the tokens of chains for another thread, whose device may still be at them."""
-        # A copy: the next loop writes its own there.
-        token_ids = token_ids.clone()
-        if not token_ids.is_cuda:
-            return LoopTokens(token_ids, lambda: None)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(token_ids.device))
-        return LoopTokens(token_ids, lambda: event.wait(torch.cuda.current_stream(token_ids.device)))
 
     def _read(self, best: Tensor) -> Tensor:
         """Waits for the device; returns what it has found, on the host."""

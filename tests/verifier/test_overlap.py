@@ -1,4 +1,4 @@
-"""Texts of an engine that asks its device for the next forward before it knows the draws of the last one."""
+"""Texts of an engine that launches the next batch before it knows the draws of the last one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.models.sampling import DrawnTokens, Sampler
-from outrider.verifier.forward_planner import ForwardPlanner
+from outrider.verifier.scheduler import Scheduler
 from outrider_client.client import Client
 from tests.support.crowded_pool import PROMPTS, crowded_model
 from tests.support.services import running_verifier
@@ -35,16 +35,17 @@ WORK: list[dict[str, Any]] = [
 
 @pytest.fixture
 def num_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Sessions of each forward that was asked for ahead."""
+    """Sessions of each batch that was launched while the device was at another one."""
     counts: list[int] = []
-    plan_ahead = ForwardPlanner.plan_ahead
+    following = Scheduler.next
 
-    def counted(self: ForwardPlanner, forward: Any) -> Any:
-        ahead = plan_ahead(self, forward)
-        counts.append(0 if ahead is None else len(ahead.work))
-        return ahead
+    def counted(self: Scheduler, now: float, after: Any = None) -> Any:
+        batch = following(self, now, after)
+        if after is not None:
+            counts.append(0 if batch is None else len(batch.work))
+        return batch
 
-    monkeypatch.setattr(ForwardPlanner, "plan_ahead", counted)
+    monkeypatch.setattr(Scheduler, "next", counted)
     return counts
 
 
@@ -75,7 +76,7 @@ async def test_texts_are_those_of_an_engine_that_waits(
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         expected = await texts(client, work)
         assert not any(num_ahead)
-        monkeypatch.setattr(verifier.engine, "works_on", True)
+        monkeypatch.setattr(verifier.engine, "overlaps", True)
         assert await texts(client, work) == expected
         # How often `auto` finds plain rounds the best depends on what else the machine does.
         assert sum(map(bool, num_ahead)) > 10 or work[0].get("method") == "auto"
@@ -96,7 +97,7 @@ async def test_rows_that_the_host_draws_for_change_no_text(
     work = [WORK[number] for number in (1, 2, 4, 6, 9)]
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         expected = await texts(client, work)
-        monkeypatch.setattr(verifier.engine, "works_on", True)
+        monkeypatch.setattr(verifier.engine, "overlaps", True)
         monkeypatch.setattr(Sampler, "begin", leaving_some)
         assert await texts(client, work) == expected
         assert num_left[0] > 10
@@ -108,7 +109,7 @@ async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
 ) -> None:
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         (expected,) = await texts(client, WORK[9:10])
-        monkeypatch.setattr(verifier.engine, "works_on", True)
+        monkeypatch.setattr(verifier.engine, "overlaps", True)
         going = asyncio.create_task(texts(client, WORK[9:10]))
         for number in range(4):
             leaving = client.generate(PROMPTS[1 + number], max_tokens=200, ignore_eos=True, method="off")
@@ -120,7 +121,7 @@ async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
         assert max(num_ahead) >= 2
 
 
-async def test_log_probabilities_of_draws_are_not_asked_for_behind_the_next_forward(
+async def test_log_probabilities_of_draws_come_with_them_and_not_after_the_next_forward(
     monkeypatch: pytest.MonkeyPatch, num_ahead: list[int]
 ) -> None:
     options: dict[str, Any] = {"method": "off", "temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
@@ -128,10 +129,10 @@ async def test_log_probabilities_of_draws_are_not_asked_for_behind_the_next_forw
         whole = await client.complete(PROMPTS[0], logprobs=1, **options)
         stop = whole.token_ids[20]
         num_left = whole.token_ids.index(stop)
-        monkeypatch.setattr(verifier.engine, "works_on", True)
-        monkeypatch.setattr("outrider.verifier.engine.round_logprobs", None)  # would be called behind the verdict
+        monkeypatch.setattr(verifier.engine, "overlaps", True)
+        monkeypatch.setattr("outrider.verifier.engine.round_logprobs", None)  # would be called after the verdict
         done = await client.complete(PROMPTS[0], logprobs=1, stop_token_ids=[stop], **options)
     assert done.token_ids == whole.token_ids[:num_left]
-    # The stop is none of the output, and its row is in vain, as is the one behind it.
+    # The stop is none of the output, and its row is wasted, as is the one after it.
     assert done.logprobs == whole.logprobs[:num_left]
     assert max(num_ahead) == 1

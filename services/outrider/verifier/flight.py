@@ -1,0 +1,147 @@
+"""The forwards that sessions share: the rows of one, and what the device was asked for and the host has not read.
+
+A *batch* is planned; a *flight* is a batch that the device is at. Where a device works on by itself, the batch after a
+flight may be launched before the host knows what the flight draws: a row whose token is still to be drawn has a
+*placeholder* for it (`outrider.models.packing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outrider.core.costs import Contexts
+from outrider.core.reports import TokenLogprobs
+from outrider.core.retrieval.ngrams import Follower
+from outrider.core.retrieval.recycling import NUM_NEXT
+from outrider.models.logprobs import begin_drawn_logprobs, without_prompts
+from outrider.models.packing import Segment, TokensOnDevice
+from outrider.models.ratio import PendingRounds, Round
+from outrider.models.sampling import DrawnTokens, Logits, begin_most_probable
+from outrider.models.timing import Timing
+from outrider.verifier.session import VerifySession
+
+Isolated = Callable[[str], AbstractContextManager[object]]
+"""Makes a context that loses the session of this id if its body raises: see `EngineThread.isolated`."""
+
+
+class Batch(NamedTuple):
+    """Describes a forward: its rows, and what is drawn from them."""
+
+    work: Sequence[VerifySession]
+    segments: Sequence[Segment]
+    """Rows of each session. Token ids below 0 are placeholders for tokens of `drawn`."""
+    drawing: Sequence[VerifySession]
+    """Those of the sessions that get a verdict."""
+    rounds: Sequence[Round]
+    """For each of these, how it is drawn for."""
+    started: float
+    """Time at which it was planned."""
+    drawn: TokensOnDevice | None = None
+    """Whole numbers: the tokens that placeholders stand for, which the device has or is at. None: there are none."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all sessions."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def is_decoding(self) -> bool:
+        """False for a forward with a piece of a prompt in it, the last one too: its time tells nothing of those that
+        only decode."""
+        # Rows without logits are those of prompts.
+        is_reading = any(session.num_prompt_rows for session in self.work)
+        return not is_reading and all(len(segment.token_ids) == segment.num_logits for segment in self.segments)
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """Holds what the device has been asked for: a forward and the draws after it."""
+
+    batch: Batch
+    contexts: Contexts
+    logits: Logits
+    """Those that are drawn from."""
+    draws: PendingRounds
+    next_tokens: Callable[[], Sequence[list[Follower]]]
+    """Waits for the most probable next tokens of every row: none for rows of sessions that do not want them, an empty
+    list if none does."""
+    logprobs: Callable[[], Sequence[TokenLogprobs | None]]
+    """Waits for the log-probabilities of draws: for each round its token's, None where they are found after the
+    verdict. Empty if they all are."""
+    timing: Timing
+    launched_at: float
+    """Time at which the device had been asked."""
+    timed_from: float
+    """Time from which `timing` measures, if the device had nothing else to do then."""
+    is_decoding: bool
+    """See `Batch.is_decoding`."""
+    void: set[VerifySession] = field(default_factory=set)
+    """Sessions whose rows mean nothing: the host has drawn other tokens than their placeholders stood for."""
+    places: Mapping[VerifySession, int] = field(init=False)
+    """Numbers of the sessions that are drawn for. They are places among the draws where each has one row."""
+
+    def __post_init__(self) -> None:
+        self.places = {session: place for place, session in enumerate(self.batch.drawing)}
+
+
+def round_of(session: VerifySession) -> Round:
+    """Describes the rows of a session for the sampler: the noise of each is keyed by its output index."""
+    generation = session.session
+    first = generation.num_output_tokens
+    # Minus the length of the prompt: what follows position p has the output index p + 1 + offset.
+    offset = first - len(generation.committed)
+    indices = [first, *[node.position + 1 + offset for node in session.nodes]]
+    chain = session.nodes if generation.decides_by_ratio else None
+    sampling, structured = generation.spec.sampling, generation.structured
+    return Round(sampling, indices, chain, session.adjustments(), session.nodes, structured)
+
+
+def wanted_temperatures(session: VerifySession) -> list[float | None]:
+    """Returns for each row of a session the temperature at which its most probable tokens are wanted; None where they
+    are not."""
+    temperature = session.session.spec.sampling.temperature
+    return [temperature if session.wants_next_tokens else None] * (1 + len(session.nodes))
+
+
+def begin_next_tokens(logits: Logits, drawing: Sequence[VerifySession]) -> Callable[[], Sequence[list[Follower]]]:
+    """Tells the device to find what `Flight.next_tokens` returns."""
+    if not any(session.wants_next_tokens for session in drawing):
+        return tuple
+    wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
+    return begin_most_probable(logits, wanted, NUM_NEXT)
+
+
+def begin_logprobs(
+    logits: Logits, drawing: Sequence[VerifySession], rounds: Sequence[Round], drawn: DrawnTokens | None
+) -> Callable[[], Sequence[TokenLogprobs | None]]:
+    """Tells a device to find log-probabilities together with the draws, where these are all that rounds emit.
+
+    Returns:
+        What waits for them: for each round its token's (`begin_drawn_logprobs`), or nothing for all.
+    """
+    reports = [session.session.spec.report for session in drawing]
+    if drawn is None or all(report.logprobs is None for report in reports):
+        return tuple
+    # Of drafted rows few are accepted, and no batch is launched before their verdicts.
+    if any(len(each.output_indices) > 1 for each in rounds):
+        return tuple
+    return begin_drawn_logprobs(logits, drawn, reports)
+
+
+def tell_of_prompts(logits: Logits, batch: Batch, isolated: Isolated) -> Logits:
+    """Tells sessions what the forward finds out about their prompts, where they ask for it; returns the logits of all
+    other rows."""
+    work, segments = batch.work, batch.segments
+    if not any(session.num_prompt_rows for session in work):
+        return logits
+    counts = [(segment.num_logits, session.num_prompt_rows) for session, segment in zip(work, segments, strict=True)]
+    others, of_prompts = without_prompts(logits, counts)
+    for session, segment, rows in zip(work, segments, of_prompts, strict=True):
+        if session.num_prompt_rows:
+            # The rows are in the cache by now.
+            with isolated(session.session.spec.session_id):
+                session.reports.add_prompt(rows, segment.cache.length - len(segment.token_ids))
+    return others

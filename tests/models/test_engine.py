@@ -39,9 +39,9 @@ class CountingEngine(EngineThread[list[int]]):
     """A session is a list of numbers. A turn takes one number of each that has any, and fails at a negative one."""
 
     def __init__(
-        self, runner: Any, stream_priority: int | None = None, loop: asyncio.AbstractEventLoop | None = None
+        self, runner: Any, loop: asyncio.AbstractEventLoop | None = None, host: CountingEngine | None = None
     ) -> None:
-        super().__init__("counting-engine", runner, stream_priority, loop)
+        super().__init__("counting-engine", runner, loop, host)
         self.steps: queue.Queue[list[int]] = queue.Queue()
         self.num_turns = 0
         self.removed_sessions: list[list[int]] = []
@@ -263,24 +263,29 @@ def test_a_turn_without_work_says_how_long_to_wait(runner: FakeRunner) -> None:
     engine.stop()
 
 
-@pytest.mark.parametrize(("device", "priority"), [("cuda", -1), ("cuda", 0), ("cuda", None), ("cpu", -1)])
-def test_an_engine_works_on_a_stream_of_its_own_where_it_has_a_priority_on_cuda(
-    device: str, priority: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entered: list[tuple[int, str]] = []
+def test_guests_take_turns_on_the_thread_of_their_host(runner: FakeRunner) -> None:
+    host = CountingEngine(runner)
+    guest, other = CountingEngine(runner, host=host), CountingEngine(runner, host=host)
+    for number, engine in enumerate((guest, host, other, guest)):
+        engine.begin_with(str(number), number)
+        assert engine.steps.get(timeout=WAIT_S) == [number]
+    assert {thread.name for thread in threading.enumerate() if "counting" in thread.name} == {"counting-engine"}
+    guest.stop()
+    assert guest.has_ended
+    assert not host.has_ended
+    host.begin_with("4", 4)
+    assert host.steps.get(timeout=WAIT_S) == [4]
+    host.stop()
+    assert other.has_ended, "nobody is left to take its turns"
+    other.stop()
 
-    @contextmanager
-    def entering(stream: int) -> Iterator[None]:
-        entered.append((stream, threading.current_thread().name))
-        yield
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _, priority: priority)
-    monkeypatch.setattr(torch.cuda, "stream", entering)
-    runner = FakeRunner()
-    runner.device = torch.device(device)
-    engine = CountingEngine(runner, priority)
-    engine.begin_with("a", 1)
-    assert engine.steps.get(timeout=WAIT_S) == [1]
-    engine.stop()
-    has_own = device == "cuda" and priority is not None
-    assert entered == ([(priority, "counting-engine")] if has_own else [])
+def test_a_guest_that_fails_a_step_costs_its_host_nothing(runner: FakeRunner) -> None:
+    host = CountingEngine(runner)
+    guest = CountingEngine(runner, host=host)
+    failed = guest.begin_with("a", -1)
+    assert failed.wait(WAIT_S)
+    host.begin_with("a", 1)
+    assert host.steps.get(timeout=WAIT_S) == [1]
+    assert not host.has_ended
+    host.stop()

@@ -83,7 +83,9 @@ class SteppedDevice:
         self.num_waits = 0
         self.unsettled: list[int] = []
         """Rows of the next flight that is waited for that the host draws for."""
-        monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
+        pool = pool_of(engine)
+        runner = SimpleNamespace(forward=self._forward, vocab_size=1000, new_cache=lambda salt: pool.new_cache())
+        monkeypatch.setattr(engine, "_runner", runner)
         monkeypatch.setattr(engine, "stopwatch", self)
         monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
         monkeypatch.setattr("outrider.verifier.engine.begin_rounds", self._begin)

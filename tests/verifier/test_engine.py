@@ -245,12 +245,18 @@ def test_a_listener_hears_of_its_verdicts_before_its_failure(
     engine: Engine, overlapping: SteppedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    loop = SimpleNamespace(call_soon_threadsafe=lambda *_: told.append("verdicts"))
+
+    class Listener:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_: told.append(name)
+
+    loop = SimpleNamespace(call_soon_threadsafe=lambda call, *arguments: call(*arguments))
     monkeypatch.setattr(engine, "_loop", loop)
     session = add_session(engine, Method.OFF, 3, 2, PENALISED)
-    session_id = session.session.spec.session_id
-    cast(Any, engine)._on_failure[session_id] = lambda is_own: told.append("failed")
+    engine.close(session.session.spec.session_id)
+    engine.open(replace(session.session.spec, session_id="opened"), cast(Any, Listener()))
+    engine.take_posted(0.0)
     run(engine, 2)
-    with engine.isolated(session_id):
+    with engine.isolated("opened"):
         raise RuntimeError
-    assert told == ["verdicts", "failed"]
+    assert told == ["on_admitted", "on_verdict", "on_failure"]

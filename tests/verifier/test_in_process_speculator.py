@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,6 +27,7 @@ from outrider.speculator.metrics import DraftCounts
 from outrider.telemetry.tracing import NO_SPAN, SPECULATE, Span
 from outrider.verifier import in_process_speculator
 from outrider.verifier import service as service_module
+from outrider.verifier.engine import Engine
 from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model, read_draft_weights
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
@@ -293,13 +295,13 @@ async def test_each_time_that_a_session_is_open_at_the_engine_is_a_part_of_its_t
     monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
     span, drafter, text, listener = Noted(), Recorded(), [1, 2], Listener()
     monkeypatch.setattr(in_process_speculator, "current_span", lambda: span)
-    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, listener)
+    target = Target(text)
+    session = speculator(target, drafter).speculate(SPEC, text, listener)
     monkeypatch.setattr(in_process_speculator, "current_span", lambda: NO_SPAN)  # of whoever opens it later
     drafter.listeners[0].send(draft(2, 1, 7, 8))
     drafter.listeners[0].send(draft(2, 3, 9))
-    await until(lambda: listener.num_drafts == 2)
-    text.append(7)
-    session.commit()
+    assert listener.num_drafts == 2
+    target.commit(7)
     session.on_failure(drafter.listeners[0])
     await until(lambda: len(drafter.opened) == 2)
     session.close()
@@ -320,17 +322,17 @@ async def test_each_time_that_a_session_is_open_at_the_engine_is_a_part_of_its_t
 async def test_the_share_of_the_time_that_its_engine_works_is_told_and_exported() -> None:
     now = [100.0]
     drafter = Recorded()
-    speculator = InProcessSpeculator(lambda: cast(Drafter, drafter), lambda: now[0])
-    session = speculator.speculate(SPEC, [1, 2], Listener())
+    in_process = InProcessSpeculator(lambda: cast(Drafter, drafter), cast(Engine, Target([1, 2])), lambda: now[0])
+    session = in_process.speculate(SPEC, [1, 2], Listener())
     drafter.counts.busy_s, now[0] = 1.4, 102.0
-    [info] = speculator.infos()
+    [info] = in_process.infos()
     assert (info.num_sessions, info.max_num_sessions, info.busy_percent) == (1, 4, 70)
-    values = values_of(speculator.metrics())
+    values = values_of(in_process.metrics())
     assert values["outrider_speculator_busy_ratio"] == {"in-process": 0.7}
     assert values["outrider_speculator_sessions"] == {"in-process": 1}
     session.close()
     now[0] = 104.0
-    assert values_of(speculator.metrics())["outrider_speculator_busy_ratio"] == {"in-process": 0}
+    assert values_of(in_process.metrics())["outrider_speculator_busy_ratio"] == {"in-process": 0}
 
 
 # What the engine is told.
@@ -370,57 +372,76 @@ class Recorded:
         self.told.append((session_id, "closed"))
 
 
+class Target:
+    """Stands for the target's engine, with one session: its text, which grows when the test says so."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.session = SimpleNamespace(session=SimpleNamespace(committed=text), take_commits=None)
+
+    def post(self, session_id: str, action: Callable[[Any], object]) -> None:
+        assert session_id == SPEC.session_id
+        action(self.session)
+
+    def commit(self, *token_ids: int) -> None:
+        self.session.session.committed.extend(token_ids)
+        self.session.take_commits(self.session.session.committed)
+
+
+def speculator(target: Target, *drafters: Recorded) -> InProcessSpeculator:
+    made = iter(drafters)
+    return InProcessSpeculator(lambda: cast(Drafter, next(made)), cast(Engine, target))
+
+
 def draft(base_len: int, first_node_id: int, *token_ids: int) -> Draft:
     return Draft(base_len, first_node_id, [1] * len(token_ids), list(token_ids), [], Source.DRAFT)
 
 
 async def test_a_commit_has_the_tokens_since_the_last_one_and_the_latest_node_that_had_arrived() -> None:
     drafter, text, listener = Recorded(), [1, 2], Listener()
-    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, listener)
+    target = Target(text)
+    speculator(target, drafter).speculate(SPEC, text, listener)
     name = f"{SPEC.session_id}/1"
     assert drafter.opened == [(name, (1, 2))]
-    text.append(3)
-    session.commit()
+    target.commit(3)
     drafter.listeners[0].send(draft(3, 1, 7, 8))
-    await until(lambda: listener.num_drafts == 1)
-    text += [7, 8]
-    session.commit()
-    session.commit()
+    assert listener.num_drafts == 1
+    target.commit(7, 8)
+    target.commit()
     assert drafter.told == [(name, (3,), 0), (name, (7, 8), 2)]
+
+
+async def test_what_was_committed_while_it_was_opened_is_told_at_once() -> None:
+    drafter = Recorded()
+    speculator(Target([1, 2, 3, 4]), drafter).speculate(SPEC, [1, 2], Listener())
+    name = f"{SPEC.session_id}/1"
+    assert drafter.opened == [(name, (1, 2))]
+    assert drafter.told == [(name, (3, 4), 0)]
 
 
 async def test_commits_of_a_pause_are_joined_and_told_when_it_goes_on() -> None:
     drafter, text = Recorded(), [1, 2]
-    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, Listener())
+    target = Target(text)
+    session = speculator(target, drafter).speculate(SPEC, text, Listener())
     name = f"{SPEC.session_id}/1"
     session.steer(PAUSE)
     for token_id in range(3, 3 + MAX_PAUSED_TOKENS + 1):
-        text.append(token_id)
-        session.commit()
+        target.commit(token_id)
     session.steer(GO_ON)
     first, rest = tuple(text[2 : 2 + MAX_PAUSED_TOKENS]), tuple(text[2 + MAX_PAUSED_TOKENS :])
     assert drafter.told == [(name, PAUSE), (name, first, 0), (name, GO_ON), (name, rest, 0)]
 
 
-async def test_what_was_not_told_before_is_not_told_with_a_steering_but_with_the_next_commit() -> None:
-    drafter, text = Recorded(), [1, 2]
-    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, Listener())
-    name = f"{SPEC.session_id}/1"
-    text.append(3)
-    session.steer(GO_ON)
-    text.append(4)
-    session.commit()
-    assert drafter.told == [(name, GO_ON), (name, (3, 4), 0)]
-
-
-async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones_drafts_are_dropped() -> None:
+async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones_drafts_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
     drafter, text, listener = Recorded(), [1, 2], Listener()
-    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, listener)
+    target = Target(text)
+    session = speculator(target, drafter).speculate(SPEC, text, listener)
     session.steer(GO_ON)
     drafter.listeners[0].fail()
     drafter.listeners[0].send(draft(2, 1, 7))
-    text.append(3)
-    session.commit()
+    target.commit(3)
     await until(lambda: len(drafter.opened) == 2)
     again = f"{SPEC.session_id}/2"
     assert drafter.opened[1] == (again, (1, 2, 3))
@@ -433,27 +454,26 @@ async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones
 async def test_a_session_leaves_an_engine_that_has_ended_with_its_next_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
     drafters, text, listener = [Recorded(), Recorded()], [1, 2], Listener()
-    made = iter(drafters)
-    speculator = InProcessSpeculator(lambda: cast(Drafter, next(made)))
-    session = speculator.speculate(SPEC, text, listener)
+    target = Target(text)
+    in_process = speculator(target, *drafters)
+    in_process.speculate(SPEC, text, listener)
     drafters[0].has_ended = True
-    text.append(3)
-    session.commit()
-    assert listener.num_detached == 1
+    target.commit(3)
     await until(lambda: listener.num_attached == 2)
+    assert listener.num_detached == 1
     assert drafters[1].opened == [(f"{SPEC.session_id}/2", (1, 2, 3))]
-    assert speculator.num_restarts == 1
+    assert in_process.num_restarts == 1
 
 
 async def test_a_session_that_is_closed_while_it_waits_is_not_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
     drafter, listener = Recorded(), Listener()
-    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, [1, 2], listener)
+    session = speculator(Target([1, 2]), drafter).speculate(SPEC, [1, 2], listener)
     session.on_failure(drafter.listeners[0])
     assert listener.num_detached == 1
     session.close()
     later = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.0, later.set)  # behind the timer of the session
+    asyncio.get_running_loop().call_later(0.0, later.set)  # after the timer of the session
     await later.wait()
     assert len(drafter.opened) == 1
 

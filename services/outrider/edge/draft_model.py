@@ -112,7 +112,7 @@ class DraftModel:
 def _drafter(model: LoadedModel, settings: EdgeSettings) -> Drafter:
     from outrider.speculator.drafter import Drafter
 
-    return Drafter(model, settings)
+    return Drafter(model, settings, loop=asyncio.get_running_loop())
 
 
 def _load_model(settings: EdgeSettings) -> LoadedModel | str:

@@ -12,12 +12,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
-import torch
 
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
@@ -43,29 +42,32 @@ Session = TypeVar("Session")
 class EngineThread(ABC, Generic[Session]):
     """Runs the steps of all sessions on one thread, which alone touches the sessions: they need no lock.
 
-    Any thread may call `begin`, `post` and `close`; they return at once. What they post is taken in between two turns.
-    Everything posted in one iteration of the event loop wakes the thread once. A subclass defines `turn`, and calls
-    `start` as the last thing in its constructor.
+    Two engines whose models share a device take turns on one thread: one of them is the other's guest. Any thread may
+    call `begin`, `post` and `close`; they return at once. What they post is taken in between two turns. Everything
+    posted in one iteration of the event loop wakes the thread once. A subclass defines `turn`, and calls `start` as the
+    last thing in its constructor.
     """
 
     def __init__(
         self,
         name: str,
         runner: Runner,
-        stream_priority: int | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        host: EngineThread[Any] | None = None,
     ) -> None:
         """
         Args:
             name: Name of the thread.
             runner: Runs the forwards, on this thread only.
-            stream_priority: Priority of a CUDA stream of this engine's own, so that two engines of a process can share
-                a GPU; lower numbers go first. None means the device's default stream. Without meaning on other devices.
-            loop: Event loop that posts for many sessions in one turn. None means that there is none.
+            loop: Event loop that posts for many sessions in one iteration. None means that there is none.
+            host: The engine on whose thread this one takes its turns. None: it has a thread of its own.
         """
         self.sessions: dict[str, Session] = {}
         """All sessions, by id. Changed by the engine's thread alone."""
-        self._runner, self._stream_priority = runner, stream_priority
+        self._runner = runner
+        self._host: EngineThread[Any] = host or self
+        self._guests: list[EngineThread[Any]] = []
+        """Engines that take turns with this one."""
         self._on_failure: dict[str, OnFailure] = {}
         self._posting_loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -77,17 +79,26 @@ class EngineThread(ABC, Generic[Session]):
         self._is_over = False
         self._num_failed_steps = 0
         self._fault = ""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ended = threading.Event()
+        self._thread: threading.Thread = (
+            host._thread if host else threading.Thread(target=self._run, name=name, daemon=True)
+        )
 
     def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
+        """Begins to take turns."""
+        if self._host is self:
+            self._thread.start()
+        else:
+            self._host._guests.append(self)
 
     def stop(self) -> None:
-        """Ends the thread after the step that it is at, and waits for that. Idempotent."""
+        """Ends the turns after the one that it is at, and waits for that. Idempotent."""
         self._inbox.put(None)
-        self._ring()  # not by the loop, which may be waiting for the thread here
-        self._thread.join()
+        self._host._ring()  # not by the loop, which may be waiting for the thread here
+        if self._host is self:
+            self._thread.join()
+        elif self._thread.is_alive():
+            self._ended.wait()
 
     # Posted by any thread.
 
@@ -111,13 +122,14 @@ class EngineThread(ABC, Generic[Session]):
 
     def _put(self, action: Callable[[], None]) -> None:
         self._inbox.put(action)
-        if not self._is_waiting:
+        host = self._host
+        if not host._is_waiting:
             return  # it looks before it waits
         if self._posting_loop is None or asyncio._get_running_loop() is not self._posting_loop:
-            self._ring()
-        elif not self._is_about_to_ring:
-            self._is_about_to_ring = True
-            self._posting_loop.call_soon(self._ring)
+            host._ring()
+        elif not host._is_about_to_ring:
+            host._is_about_to_ring = True
+            self._posting_loop.call_soon(host._ring)
 
     def _ring(self) -> None:
         self._is_about_to_ring = False
@@ -132,8 +144,8 @@ class EngineThread(ABC, Generic[Session]):
 
     @property
     def has_ended(self) -> bool:
-        """True if the thread has ended, by `stop` or by an error of its own."""
-        return not self._thread.is_alive()
+        """True if it takes no more turns, by `stop` or by an error of the thread."""
+        return self._ended.is_set() or not self._thread.is_alive()
 
     def fault(self) -> str:
         """Reason why this engine can do no step any more; empty means that it can. May be called by any thread."""
@@ -160,7 +172,7 @@ class EngineThread(ABC, Generic[Session]):
         """Called when a session has ended for whatever reason; `has_failed` if the engine could not go on with it."""
 
     def settle(self) -> None:
-        """Called before the thread waits, and before it does what was posted: what a step has put off is due now."""
+        """Called before the thread waits: what a turn has put off is due now."""
 
     def remove(self, session_id: str, *, has_failed: bool = False) -> None:
         """Forgets a session, if it is there."""
@@ -180,35 +192,42 @@ class EngineThread(ABC, Generic[Session]):
         actions = [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
         if not actions:
             return
-        self.settle()
         self._posted_at = time.perf_counter()
         for action in actions:
             if action is None:
                 self._is_over = True
-                return  # what was posted behind the end is dropped
+                return  # what was posted after the end is dropped
             action()
 
     def _wait(self, timeout_s: float | None) -> None:
         """Returns when something may have been posted, or after the timeout."""
         # In this order, so that either this sees what is posted just now, or whoever posts it sees that this waits.
         self._is_waiting = True
-        if self._inbox.empty():
+        if self._inbox.empty() and all(guest._inbox.empty() for guest in self._guests):
             with suppress(queue.Empty):
                 self._bell.get(timeout=timeout_s)
         self._is_waiting = False
 
     def _run(self) -> None:
-        # Of a thread's own: torch keeps the current stream for each.
-        with _own_stream(self._runner, self._stream_priority):
-            self._run_steps()
+        try:
+            wait_s: float | None = None
+            # A turn may take posted actions too, and the end among them: asked before every wait, which may be endless.
+            while not self._is_over:
+                self.take_posted(wait_s)
+                if not self._is_over:
+                    waits = [self._next_turn(), *(guest._turn_as_guest() for guest in list(self._guests))]
+                    wait_s = min((each for each in waits if each is not None), default=None)
+        finally:
+            for engine in (self, *self._guests):
+                engine._ended.set()
 
-    def _run_steps(self) -> None:
-        wait_s: float | None = None
-        # A step may take posted actions too, and the end among them: asked before every wait, which may have no end.
-        while not self._is_over:
-            self.take_posted(wait_s)
-            if not self._is_over:
-                wait_s = self._next_turn()
+    def _turn_as_guest(self) -> float | None:
+        self.take_posted(0.0)
+        if not self._is_over:
+            return self._next_turn()
+        self._host._guests.remove(self)
+        self._ended.set()
+        return None
 
     def _next_turn(self) -> float | None:
         """Does a turn; returns how long the next one may wait for something to be posted."""
@@ -270,11 +289,3 @@ class EngineThread(ABC, Generic[Session]):
             )
         else:
             self.step_done()
-
-
-def _own_stream(runner: Runner, priority: int | None) -> AbstractContextManager[object]:
-    """Returns a context in which a CUDA device works on a stream of the caller's own, if a priority is given."""
-    if priority is None or runner.device.type != "cuda":
-        return nullcontext()
-    stream = torch.cuda.Stream(runner.device, priority=priority)  # type: ignore[no-untyped-call]
-    return torch.cuda.stream(stream)

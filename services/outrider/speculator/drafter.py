@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.core.blocks import PoolState, PrefixScope
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.structure import Structure
 from outrider.core.tree import TokenId
+from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
@@ -46,7 +47,8 @@ class DrafterFlags(Protocol):
 
 
 class Drafter:
-    """Grows draft trees for the generations of this process. Lives on the event loop, where it calls its listeners."""
+    """Grows draft trees for the generations of this process. Any thread may call `commit`; all else is called on the
+    event loop."""
 
     def __init__(
         self,
@@ -56,7 +58,8 @@ class Drafter:
         grammars: Grammars | None = None,
         tiers: TierSource | None = None,
         forward_us: int = 0,
-        stream_priority: int | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+        host: EngineThread[Any] | None = None,
     ) -> None:
         """
         Args:
@@ -65,7 +68,8 @@ class Drafter:
             grammars: Compiles the structures of outputs. None means that this makes its own.
             tiers: Copies of a datastore's tiers. None means that there is no datastore.
             forward_us: Time of a forward of one row, in microseconds; 0 means not measured.
-            stream_priority: See `EngineThread`.
+            loop: Event loop on which listeners are called. None means the engine's thread.
+            host: The target's engine, where both models share a device; see `EngineThread`.
         """
         self.model = model
         self.codec = TextCodec(model.tokenizer)
@@ -83,8 +87,8 @@ class Drafter:
             max_num_sessions=flags.max_num_sessions,
             forward_us=forward_us,
             prefix_scope=PrefixScope(flags.prefix_scope),
-            stream_priority=stream_priority,
-            loop=asyncio.get_running_loop(),
+            loop=loop,
+            host=host,
         )
 
     @property

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -92,8 +92,8 @@ class Engine(EngineThread[_Drafting]):
         max_num_sessions: int = 64,
         forward_us: int = 0,
         prefix_scope: PrefixScope = PrefixScope.TENANT,
-        stream_priority: int | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        host: EngineThread[Any] | None = None,
     ) -> None:
         """
         Args:
@@ -104,10 +104,10 @@ class Engine(EngineThread[_Drafting]):
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             forward_us: Time of a forward of one row; 0 means not measured.
             prefix_scope: Says who finds the beginning of a text again, among the sessions whose callers share any.
-            stream_priority: See `EngineThread`.
             loop: Event loop on which listeners are called. None means the engine's thread.
+            host: The target's engine, where both models share a device; see `EngineThread`.
         """
-        super().__init__("speculator-engine", model.runner, stream_priority, loop)
+        super().__init__("speculator-engine", model.runner, loop, host)
         self._event_loop = loop
         self._drafts: list[tuple[DraftListener, Draft]] = []
         """Drafts that are not on their way to their listeners yet."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import structlog
 
@@ -54,7 +55,6 @@ class Engine(EngineThread[VerifySession]):
         max_num_sessions: int = 64,
         queue_timeout_s: float = 30.0,
         stopwatch: Stopwatch | None = None,
-        stream_priority: int | None = None,
         overlaps: bool = True,
     ) -> None:
         """
@@ -68,10 +68,9 @@ class Engine(EngineThread[VerifySession]):
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             queue_timeout_s: Longest that a new session waits for room.
             stopwatch: Times the forwards. None means the one for the target's device.
-            stream_priority: See `EngineThread`.
             overlaps: False to launch no batch before the verdicts of the one before, on a GPU too.
         """
-        super().__init__("verifier-engine", model.runner, stream_priority, loop)
+        super().__init__("verifier-engine", model.runner, loop)
         self.counts = RoundCounts()
         self.timings = EngineTimings(forward_times, max_num_rows)
         """Measurements of all sessions."""
@@ -143,14 +142,14 @@ class Engine(EngineThread[VerifySession]):
             )
             self.residency.add(session)
             if (opening := session.opening()) is not None:
-                self._loop.call_soon_threadsafe(listener.on_begun, *opening)
+                self._tell(listener.on_begun, *opening)
             return session
 
         # The engine's thread finds the failure, and the listener lives on the loop.
         self.begin(
             spec.session_id,
             open_session,
-            lambda is_own: self._loop.call_soon_threadsafe(listener.on_failure, is_own),
+            partial(self._tell, listener.on_failure),
         )
 
     # On the engine's thread.
@@ -177,7 +176,7 @@ class Engine(EngineThread[VerifySession]):
         for session in self.residency.admit():
             with self.isolated(session.session.spec.session_id):
                 session.enter(now)
-                self._loop.call_soon_threadsafe(session.listener.on_admitted, session.cache.length)
+                self._tell(session.listener.on_admitted, session.cache.length)
         until_refused = self._refuse_those_that_waited_too_long(now)
         residents = self.residency.residents
         activities = [Activity.of(session.choice.strategy) for session in residents]
@@ -192,7 +191,7 @@ class Engine(EngineThread[VerifySession]):
                 continue  # its text is under way: it goes on, however late
             session_left_s = session.opened_at + self._queue_timeout_s - now
             if session_left_s <= 0:
-                self._loop.call_soon_threadsafe(session.listener.on_no_room)
+                self._tell(session.listener.on_no_room)
                 self.remove(session.session.spec.session_id)
             else:
                 left_s = session_left_s if left_s is None else min(left_s, session_left_s)
@@ -215,18 +214,16 @@ class Engine(EngineThread[VerifySession]):
                 news = Reading(session.cache.length, len(session.session.committed))
             else:
                 return
-            self._loop.call_soon_threadsafe(session.listener.on_news, news)
+            self._tell(session.listener.on_news, news)
 
         self.post(session_id, tell)
 
     def settle(self) -> None:
-        """Tells the loop of verdicts: what was posted may lead to other calls of their listeners."""
+        """Delivers the verdicts."""
         self._deliver()
 
     def removed(self, session: VerifySession, *, has_failed: bool) -> None:
         """Gives the session's blocks back; what it has said can be found again."""
-        if has_failed:
-            self._deliver()  # the listener hears of the failure next
         self.residency.discard(session, has_failed=has_failed)
 
     def _launch(self, batch: Batch) -> Flight:
@@ -313,7 +310,7 @@ class Engine(EngineThread[VerifySession]):
             if session in flight.void or not self.residency.has(session):
                 continue  # drawn for already; or closed a moment ago, by what was posted: its cache is empty
             if round_.structured is not None and round_.structured.error:
-                self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
+                self._tell(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
                 continue
             verdict = None
@@ -335,15 +332,22 @@ class Engine(EngineThread[VerifySession]):
         self._verdicts.append((session.listener, verdict, session.session.statistics, requests))
         if verdict.finish_reason is not None:
             self.remove(session.session.spec.session_id)
-        # Peers go on from a verdict: they are told at once.
-        return session.is_drafting or requests.question is not None
+        elif session.take_commits is not None:
+            session.take_commits(session.session.committed)
+        # Peers elsewhere go on from a verdict: they are told at once.
+        return (session.is_drafting and session.take_commits is None) or requests.question is not None
+
+    def _tell(self, call: Callable[..., object], *args: object) -> None:
+        """Has the event loop call a listener, which hears of its verdicts first."""
+        self._deliver()
+        self._loop.call_soon_threadsafe(call, *args)
 
     def _deliver(self) -> None:
         """Tells the loop of the verdicts since the last time."""
         if self._verdicts:
             verdicts, self._verdicts = self._verdicts, []
             # One call for all of them: each one would write to the pipe that wakes the loop.
-            self._loop.call_soon_threadsafe(_tell, verdicts)
+            self._loop.call_soon_threadsafe(_tell_verdicts, verdicts)
 
     def _end_step(self, drawing: Sequence[VerifySession], now: float, *, is_typical: bool) -> None:
         """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
@@ -387,7 +391,7 @@ def _logprobs(
     return round_logprobs(logits, round_, verdict, session.session.spec.report)
 
 
-def _tell(verdicts: Iterable[_Delivery]) -> None:
+def _tell_verdicts(verdicts: Iterable[_Delivery]) -> None:
     for listener, verdict, statistics, requests in verdicts:
         try:
             listener.on_verdict(verdict, statistics, requests)

@@ -1,7 +1,8 @@
-"""The draft model in the verifier's own process: an engine beside the target's, with a runner and a pool of its own.
+"""The draft model in the verifier's own process: an engine next to the target's, with a runner and a pool of its own.
 
-To a generation it is what speculators elsewhere are. Commits and drafts pass as they are, with no message between. If
-its engine loses a session, the text goes on without drafts, and drafts come again as soon as the engine takes it.
+To a generation it is what speculators elsewhere are. Commits and drafts pass from engine to engine as they are, with no
+message and no event loop between; where both models share a GPU, both engines take turns on one thread. If its engine
+loses a session, the text goes on without drafts, and drafts come again as soon as the engine takes it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import structlog
 
@@ -35,6 +37,8 @@ from outrider.speculator.tracing import drafting_attributes
 from outrider.telemetry.metrics import Metrics, counter
 from outrider.telemetry.tracing import NO_SPAN, SPECULATE, current_span
 from outrider.v1 import verifier_pb2
+from outrider.verifier.engine import Engine
+from outrider.verifier.session import VerifySession
 from outrider.verifier.settings import DraftFlags
 from outrider.wire.channels import doubled
 from outrider.wire.errors import OutOfRange
@@ -90,14 +94,18 @@ def check_tokenizer(model: LoadedModel, target: LoadedModel) -> None:
 class InProcessSpeculator:
     """Drafts for a verifier's sessions on an engine of its own process. Lives on the event loop."""
 
-    def __init__(self, make_drafter: Callable[[], Drafter], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, make_drafter: Callable[[], Drafter], target: Engine, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """
         Args:
-            make_drafter: Starts an engine: one now, and another one whenever the thread of the last has ended.
+            make_drafter: Starts an engine: one now, and another one whenever the last has ended.
+            target: The engine whose sessions are drafted for.
             clock: Returns the time in seconds.
         """
         self._make_drafter = make_drafter
         self._drafter = make_drafter()
+        self.target = target
         self._use = EngineUse(clock)
         self._sessions: set[InProcessSession] = set()
         self.num_restarts = 0
@@ -165,27 +173,61 @@ class InProcessSpeculator:
 
 
 class _Opening:
-    """Passes on what one of a session's openings gives."""
+    """One of a session's openings at the draft model's engine: passes on what the two engines have for each other.
 
-    def __init__(self, session: InProcessSession, session_id: str) -> None:
+    `commit` is called on the target's thread, `send` and `fail` on the draft model's.
+    """
+
+    def __init__(self, session: InProcessSession, drafter: Drafter, session_id: str, num_committed: int) -> None:
         self.session_id = session_id
-        self.last_node_id = 0
-        """Id of the latest node that has arrived."""
+        self.num_sent = num_committed
+        """Committed tokens that the engine has been told of."""
         self.num_drafts = self.num_nodes = 0
         """Drafts that have arrived, and the nodes in them."""
-        self._session = session
+        self.is_paused = False
+        """Set while the drafter shall wait. Commits are joined meanwhile: each would wake its thread for nothing."""
+        self._session, self._drafter = session, drafter
+        self._last_node_id = 0
+        self._is_over = False
+
+    def commit(self, committed: Sequence[TokenId]) -> None:
+        """Tells the engine of the tokens that were added to the committed ones."""
+        num_fresh = len(committed) - self.num_sent
+        if self._is_over or not num_fresh or (self.is_paused and num_fresh < MAX_PAUSED_TOKENS):
+            return
+        if self._drafter.has_ended:
+            self.fail()  # it can say so itself no more
+            return
+        try:
+            check_fits(len(committed), self._drafter.model, "committed tokens")
+        except OutOfRange as error:
+            self._is_over = True
+            self._session.call(partial(self._session.give_up, self, error))
+            return
+        self._drafter.commit(self.session_id, committed[self.num_sent :], self._last_node_id)
+        self.num_sent = len(committed)
 
     def send(self, draft: Draft) -> None:
         """See `DraftListener`."""
-        self._session.on_draft(self, draft)
+        if not self._is_over:
+            self.num_drafts += 1
+            self.num_nodes += len(draft.token_ids)
+            self._last_node_id = draft.first_node_id + len(draft.token_ids) - 1
+            self._session.on_draft(draft)
 
     def fail(self) -> None:
         """See `DraftListener`."""
-        self._session.on_failure(self)
+        self._is_over = True
+        self._session.call(partial(self._session.on_failure, self))
+
+    def end(self) -> None:
+        """Ends it on the engine."""
+        self._is_over = True
+        self._drafter.close(self.session_id)
 
 
 class InProcessSession:
-    """Drafts for one session. Lives on the event loop."""
+    """Drafts for one session. Lives on the event loop, but for `on_draft`."""
 
     def __init__(
         self,
@@ -200,8 +242,6 @@ class InProcessSession:
         self._speculator, self._spec, self._committed, self._listener = speculator, spec, committed, listener
         self._loop = asyncio.get_running_loop()
         self._steering = Steering()
-        self._num_sent = 0
-        """Committed tokens that the engine has been told of."""
         self._num_openings = 0
         # Now: the calls that open it later, and those of the engine, know nothing of the generation's trace.
         self._session_span, self._span = current_span(), NO_SPAN
@@ -209,36 +249,21 @@ class InProcessSession:
         """Openings that were lost since the last draft."""
         self._is_attached = True
         """True until the listener is told otherwise: a session begins in the expectation of drafts."""
-        self._drafter = speculator.drafter
         self._opening: _Opening | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._open()
 
     def commit(self) -> None:
-        """Tells the engine of the tokens that were added to the committed ones."""
-        opening, num_fresh = self._opening, len(self._committed) - self._num_sent
-        # While it is paused commits are joined: each would wake its thread for nothing.
-        if opening is None or not num_fresh or (self._steering.is_pause and num_fresh < MAX_PAUSED_TOKENS):
-            return
-        if self._drafter.has_ended:
-            self.on_failure(opening)  # it can say so itself no more
-            return
-        try:
-            check_fits(len(self._committed), self._drafter.model, "committed tokens")
-        except OutOfRange as error:
-            self._give_up(error)
-            return
-        fresh = self._committed[self._num_sent :]
-        self._num_sent += len(fresh)
-        self._drafter.commit(opening.session_id, fresh, opening.last_node_id)
+        """Does nothing: the target's engine has told the draft model's already."""
 
     def steer(self, steering: Steering) -> None:
         """Tells the engine of measurements and decisions. Fields that are not set keep their last value."""
         was_paused, self._steering = self._steering.is_pause, self._steering.then(steering)
-        if self._opening is not None:
-            self._drafter.steer(self._opening.session_id, steering)
-            if was_paused:
-                self.commit()  # what the pause has held back
+        if (opening := self._opening) is not None:
+            opening.is_paused = self._steering.is_pause
+            self._speculator.drafter.steer(opening.session_id, steering)
+            if was_paused:  # tells of what the pause has held back
+                self._post(lambda session: opening.commit(session.session.committed))
 
     def close(self) -> None:
         """Ends the session on the engine. Idempotent."""
@@ -247,14 +272,10 @@ class InProcessSession:
         if self._retry is not None:
             self._retry.cancel()
 
-    def on_draft(self, opening: _Opening, draft: Draft) -> None:
-        """Takes in new nodes."""
-        if opening is self._opening:
-            self._num_failures = 0
-            opening.num_drafts += 1
-            opening.num_nodes += len(draft.token_ids)
-            opening.last_node_id = draft.first_node_id + len(draft.token_ids) - 1
-            self._listener.on_draft(draft)
+    def on_draft(self, draft: Draft) -> None:
+        """Takes in new nodes, on the draft model's thread."""
+        self._num_failures = 0
+        self._listener.on_draft(draft)
 
     def on_failure(self, opening: _Opening) -> None:
         """Takes in that the engine has lost the session: opens it again after a pause."""
@@ -265,14 +286,22 @@ class InProcessSession:
         self._retry = self._loop.call_later(doubled(FIRST_RETRY_S, REFUSED_RETRY_S, self._num_failures), self._open)
         self._num_failures += 1
 
+    def call(self, action: Callable[[], object]) -> None:
+        """Has the event loop call this. May be called in any thread."""
+        self._loop.call_soon_threadsafe(action)
+
+    def _post(self, action: Callable[[VerifySession], object]) -> None:
+        self._speculator.target.post(self._spec.session_id, action)
+
     def _open(self) -> None:
-        spec, self._drafter = self._spec, self._speculator.drafter
+        spec, drafter = self._spec, self._speculator.drafter
         self._num_openings += 1
         # Another one is another session of the engine, which may still have things of the last one to say.
-        opening = _Opening(self, f"{spec.session_id}/{self._num_openings}")
-        forward_us = self._drafter.forward_us
+        opening = _Opening(self, drafter, f"{spec.session_id}/{self._num_openings}", len(self._committed))
+        forward_us = drafter.forward_us
+        self._opening = opening
         try:
-            self._drafter.open(
+            drafter.open(
                 opening.session_id,
                 self._committed,
                 spec.num_prompt_tokens,
@@ -284,34 +313,41 @@ class InProcessSession:
                 begins_paused=0 < spec.max_forward_us < forward_us,
             )
         except OutOfRange as error:
-            self._give_up(error)
+            self.give_up(opening, error)
             return
-        self._opening, self._num_sent = opening, len(self._committed)
         self._span = self._session_span.child(SPECULATE)
+        opening.is_paused = self._steering.is_pause
         if self._steering != Steering():
-            self._drafter.steer(opening.session_id, self._steering)
+            drafter.steer(opening.session_id, self._steering)
         self._is_attached = True
         self._listener.on_attached(forward_us)
 
-    def _give_up(self, error: OutOfRange) -> None:
+        def follow(session: VerifySession) -> None:
+            session.take_commits = opening.commit
+            opening.commit(session.session.committed)  # what was committed since it was opened
+
+        self._post(follow)
+
+    def give_up(self, opening: _Opening, error: OutOfRange) -> None:
         """Goes on without drafts for good: a text only grows."""
+        if opening is not self._opening:
+            return
         log.info("speculator.no_room", session_id=self._spec.session_id, reason=str(error))
         self._drop("OUT_OF_RANGE")
         self._detach(Absence.UNUSABLE)
 
     def _drop(self, status: str = "", *, is_error: bool = False) -> None:
-        opening = self._opening
+        opening, self._opening = self._opening, None
         if opening is None:
             return
-        self._drafter.close(opening.session_id)
-        self._opening = None
+        opening.end()
         if self._span.is_recorded:
             self._span.set_attributes(
                 drafting_attributes(
-                    self._drafter.model.model_id,
+                    self._speculator.drafter.model.model_id,
                     opening.session_id,
                     self._spec.speculation.method.value,
-                    num_committed=self._num_sent,
+                    num_committed=opening.num_sent,
                     num_drafts=opening.num_drafts,
                     num_nodes=opening.num_nodes,
                 )

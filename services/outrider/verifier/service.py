@@ -45,8 +45,6 @@ MEASURED_ROWS = (*range(1, 13), 14, 16, 20, 24, 32)
 """Rows of the forwards that are timed at the start: all few of them, as a CPU takes its steps there."""
 ACCELERATOR_ROWS = (48, 64, 96, 128, 192, 256)
 """Rows that are timed besides on an accelerator, where they are nearly free. On a CPU they would take long."""
-TARGET_PRIORITY, DRAFT_PRIORITY = -1, 0
-"""Priorities of the two models' streams on a GPU that they share: the draft model takes what the target leaves."""
 
 
 class VerifierService:
@@ -107,7 +105,7 @@ class VerifierService:
             max_num_rows=settings.max_num_rows,
             max_num_sessions=settings.max_num_sessions,
             queue_timeout_s=settings.queue_timeout_s,
-            stream_priority=None if draft_model is None else TARGET_PRIORITY,
+            overlaps=settings.overlap,
         )
         grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
         datastore = _datastore(settings, model, security)
@@ -121,9 +119,9 @@ class VerifierService:
                 # The scope of one session has no shared tier, so what is copied is the prior alone.
                 tiers=None if datastore is None else datastore.tiers(RetrievalScope.SESSION),
                 forward_us=draft_us,
-                stream_priority=DRAFT_PRIORITY,
+                host=engine if shares_gpu(settings) else None,
             )
-            speculators = InProcessSpeculator(make_drafter)
+            speculators = InProcessSpeculator(make_drafter, engine)
         elif settings.speculator:
             addresses = addresses_of(settings.speculator)
             speculators = fleet = SpeculatorFleet(addresses, model, security, settings.max_draft_nodes_per_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
@@ -111,6 +111,9 @@ class VerifySession:
         """True if the drafter has said something since the strategy needs it."""
         self._listens_from = len(self.session.committed)
         """Committed tokens that such a draft follows at least: one that was on its way before says nothing."""
+        self.take_commits: Callable[[Sequence[TokenId]], object] | None = None
+        """Takes the committed tokens as soon as there are new ones, on the engine's thread. None: the listener tells
+        the drafter of its verdicts."""
         self._set_attached(self._is_attached)
         self._steering = DrafterSteering(spec.speculation, self.choice.strategy, timings)
         self._max_forward_us = int(MAX_DRAFT_ROUNDS * timings.plain_ms * 1e3) if self.choice.is_probing else 0

@@ -122,6 +122,11 @@ class VerifierSettings(ModelSettings):
     stall_timeout_s: float = Field(
         60.0, gt=0, description="A client that reads nothing for so long, or says nothing at first, is cut off."
     )
+    overlap: bool = Field(
+        True,
+        description="Launches a forward while the GPU is still at the one before, where its rows follow without the "
+        "host. Without meaning on a CPU; --no-overlap is for finding out if it is at fault.",
+    )
     prefill_chunk: int = Field(256, ge=1, description="Most prompt rows of one forward.")
     max_rows: int = Field(256, ge=1, description="Most decode rows of one forward; chains are cut to fit.")
 

@@ -61,14 +61,21 @@ def speculator_of(verifier: RunningVerifier) -> InProcessSpeculator:
     return serving.speculators
 
 
+@pytest.fixture(params=[False, True], ids=["own thread", "target's thread"])
+def shares_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has both models take turns on one thread, as on one GPU, or not."""
+    if request.param:
+        monkeypatch.setattr(service_module, "shares_gpu", lambda settings: True)
+
+
 @pytest.fixture
-async def verifier() -> AsyncIterator[RunningVerifier]:
+async def verifier(shares_thread: None) -> AsyncIterator[RunningVerifier]:
     async with running_verifier(draft=draft_model()) as running:
         yield running
 
 
 @pytest.fixture
-async def breakable() -> AsyncIterator[tuple[RunningVerifier, FailingRunner]]:
+async def breakable(shares_thread: None) -> AsyncIterator[tuple[RunningVerifier, FailingRunner]]:
     model, runner = with_failing_runner(draft_model())
     async with running_verifier(draft=model) as running:
         yield running, runner

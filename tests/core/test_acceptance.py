@@ -24,7 +24,7 @@ from outrider.core.acceptance import (
     sampled_candidates,
     sparse_row,
 )
-from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.growth import Candidate, Expansion
 from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source, SpeculationParams
 from outrider.core.tree import DraftTree, Node, SparseRow
 from outrider.v1 import types_pb2

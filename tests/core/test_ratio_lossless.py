@@ -14,8 +14,8 @@ import pytest
 
 from outrider.core import acceptance
 from outrider.core.acceptance import first_refused
-from outrider.core.drafting.chain import ChainGrowth, SampledChainGrowth
-from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.growth import Candidate, Expansion
+from outrider.core.methods.chain import ChainGrowth, SampledChainGrowth
 from outrider.core.noise import gumbel_of
 from outrider.core.params import OWN_SOURCES, Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree, Node, SparseRow

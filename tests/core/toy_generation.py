@@ -17,8 +17,8 @@ from scipy import stats
 
 from outrider.core.acceptance import DraftNoise, sampled_candidates, sparse_row
 from outrider.core.calibration import RetrievalCalibration
-from outrider.core.drafting.methods import growth_policy
-from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
+from outrider.core.growth import Candidate, Expansion, GrowthPolicy
+from outrider.core.methods import growth_policy
 from outrider.core.params import AcceptanceRule, Method, SaguaroParams, SamplingParams, Source, SpeculationParams
 from outrider.core.retrieval.plan import RetrievalPlan
 from outrider.core.retrieval.pool import agreed_phrases

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.core.drafting.policy import Candidate
+from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
 from outrider.models import chains

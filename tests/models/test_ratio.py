@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.core.acceptance import TOTAL_WEIGHT, sparse_row
-from outrider.core.drafting.policy import Candidate
+from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.structure import StructuredText
 from outrider.core.tree import SparseRow

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.acceptance import DraftNoise
-from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.growth import Candidate, Expansion
 from outrider.core.params import AcceptanceRule, Method, SaguaroParams, SamplingParams, SpeculationParams
 from outrider.core.tree import Draft, DraftTree
 from outrider.models.ratio import DraftDraw, draft_candidates

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.calibration import DraftCalibration, DraftKey
-from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children
+from outrider.core.growth import Candidate, Child, Expansion, all_children
 from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.tree import DraftTree, Node, StreamNodes

@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 
 from outrider.core.auto.strategies import opening_params, params_of, strategies_of
 from outrider.core.costs import Waiting, waiting_of
-from outrider.core.drafting.methods import growth_policy
+from outrider.core.methods import growth_policy
 from outrider.core.params import (
     TIERS,
     AcceptanceRule,

@@ -23,7 +23,7 @@ from outrider.core.acceptance import decides_by_ratio
 from outrider.core.auto.strategies import opening_params
 from outrider.core.calibration import DraftCalibration
 from outrider.core.costs import ForwardTimes
-from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.growth import Candidate, Expansion
 from outrider.core.params import OWN_SOURCES, SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.plan import MAX_RUN_LEN, target_plan

@@ -8,7 +8,7 @@ p(x), and the residual is p without x. The text then has exactly the target's di
 * q is what x was drawn from. The target cannot check that: a drafter that sends another q bends the text. So a draft is
   drawn from small integer weights, and those very integers are sent (`SparseRow`).
 * whether x is tested does not depend on x. So a chain may not end, nor a message be sent, because of the probability of
-  a token that is in it (`DraftTree.best_chain`, `outrider.core.drafting.chain`).
+  a token that is in it (`DraftTree.best_chain`, `outrider.core.methods.chain`).
 * every number that chance decides by is used once and independent of the others: the draft's
   (`outrider.core.acceptance`), one uniform for each output index, and the target's Gumbel noise for the next token.
 """
@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.growth import Candidate, Expansion
 from outrider.core.noise import acceptance_uniform
 from outrider.core.params import SamplingParams, SpeculationParams
 from outrider.core.tree import DraftTree, SparseRow, TokenId, path_to

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.core.drafting.policy import Candidate
+from outrider.core.growth import Candidate
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 

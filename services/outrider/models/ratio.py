@@ -20,7 +20,7 @@ from outrider.core.acceptance import (
     sparse_row,
 )
 from outrider.core.adjustments import Adjustment
-from outrider.core.drafting.policy import Candidate
+from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Node

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.core.drafting.policy import Candidate
+from outrider.core.growth import Candidate
 from outrider.core.noise import gumbel, row_key
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best, Contenders

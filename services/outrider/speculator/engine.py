@@ -17,7 +17,7 @@ import structlog
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.blocks import PrefixScope
 from outrider.core.calibration import DraftCalibration, RetrievalCalibration
-from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.growth import Candidate, Expansion
 from outrider.core.params import Steering
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.statistics import RunningMean

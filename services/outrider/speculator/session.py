@@ -19,9 +19,9 @@ from outrider.core.acceptance import DraftNoise, decides_by_ratio
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
 from outrider.core.costs import Waiting, path_probabilities, waiting_of
-from outrider.core.drafting.methods import growth_policy
-from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
-from outrider.core.drafting.saguaro import SaguaroGrowth
+from outrider.core.growth import Candidate, Expansion, GrowthPolicy
+from outrider.core.methods import growth_policy
+from outrider.core.methods.saguaro import SaguaroGrowth
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, Steering
 from outrider.core.retrieval.plan import draft_plan
 from outrider.core.retrieval.retriever import TierSource

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.drafting.policy import Candidate
+from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
 from outrider.models.chains import Chain, judge

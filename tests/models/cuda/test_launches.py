@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.drafting.policy import Candidate
+from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
 from outrider.models.chains import Chain

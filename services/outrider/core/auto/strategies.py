@@ -70,7 +70,7 @@ def _strategies_of(method: Method, rows: Rows, retrieval: bool, shares_gpu: bool
         return (Strategy(method, rows, retrieval),)
     best_first = Strategy(Method.BEST_FIRST, rows, retrieval)
     # On a GPU that both models share, the draft model has it to itself only while the target waits: drafting ahead is
-    # slow there, and slows the target down. `best-first` takes turns with it (`outrider.core.drafting.best_path`).
+    # slow there, and slows the target down. `best-first` takes turns with it (`outrider.core.methods.best_path`).
     ahead = (Strategy(Method.SAGUARO, Rows.CHAIN, False), Strategy(Method.PEARL, Rows.CHAIN, False))
     drafted = (best_first,) if shares_gpu else (best_first, *ahead)
     retrieved = (

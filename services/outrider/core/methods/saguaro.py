@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.calibration import AcceptanceRate, MissExponent
-from outrider.core.drafting.policy import Candidate, Child, Expansion, reach
+from outrider.core.growth import Candidate, Child, Expansion, reach
 from outrider.core.params import FanOut, SaguaroParams, SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 

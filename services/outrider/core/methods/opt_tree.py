@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from heapq import nlargest
 
-from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children
+from outrider.core.growth import Candidate, Child, Expansion, all_children
 from outrider.core.params import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 

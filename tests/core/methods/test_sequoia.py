@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.drafting.sequoia import FIRST_RATES, Place, RankRates, SequoiaGrowth, tree_shape
+from outrider.core.methods.sequoia import FIRST_RATES, Place, RankRates, SequoiaGrowth, tree_shape
 from outrider.core.params import Method, SequoiaParams, SpeculationParams
-from tests.core.drafting.toy_speculator import ToySpeculator, layers, one_after_another, path_of, paths, toy_model
+from tests.core.methods.toy_speculator import ToySpeculator, layers, one_after_another, path_of, paths, toy_model
 
 DEPTH = 4
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from outrider.core.drafting.policy import Candidate, Child, Expansion
+from outrider.core.growth import Candidate, Child, Expansion
 from outrider.core.params import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.drafting.opt_tree import OptTreeGrowth
+from outrider.core.methods.opt_tree import OptTreeGrowth
 from outrider.core.params import Method, OptTreeParams, SpeculationParams
-from tests.core.drafting.toy_speculator import (
+from tests.core.methods.toy_speculator import (
     NUM_LIKELY,
     ToySpeculator,
     one_after_another,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.calibration import AcceptanceRate
-from outrider.core.drafting.policy import Candidate, Child, Expansion, GrowthPolicy, all_children, reach, tip_of
+from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, all_children, reach, tip_of
 from outrider.core.params import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 

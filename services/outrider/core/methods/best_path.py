@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.core.drafting.policy import Candidate, Child, Expansion, tip_of
+from outrider.core.growth import Candidate, Child, Expansion, tip_of
 from outrider.core.params import Rows, SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from outrider.core.drafting.methods import growth_policy
-from outrider.core.drafting.policy import GrowthPolicy
+from outrider.core.growth import GrowthPolicy
+from outrider.core.methods import growth_policy
 from outrider.core.params import Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree
 

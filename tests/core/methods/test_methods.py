@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from outrider.core.drafting.best_first import BestFirstGrowth
-from outrider.core.drafting.best_path import BestPathGrowth
-from outrider.core.drafting.chain import ChainGrowth, SampledChainGrowth
-from outrider.core.drafting.methods import GROWTH_POLICIES, growth_policy
+from outrider.core.methods import GROWTH_POLICIES, growth_policy
+from outrider.core.methods.best_first import BestFirstGrowth
+from outrider.core.methods.best_path import BestPathGrowth
+from outrider.core.methods.chain import ChainGrowth, SampledChainGrowth
 from outrider.core.params import AcceptanceRule, BestFirstParams, DoubleParams, Method, SpeculationParams
 
 GAMMA, LOOKAHEAD = 4, 16

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.drafting.chain import ChainGrowth, SampledChainGrowth
-from outrider.core.drafting.methods import growth_policy
-from outrider.core.drafting.policy import Candidate, GrowthPolicy
+from outrider.core.growth import Candidate, GrowthPolicy
+from outrider.core.methods import growth_policy
+from outrider.core.methods.chain import ChainGrowth, SampledChainGrowth
 from outrider.core.params import AcceptanceRule, Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree, SparseRow
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from outrider.core.drafting.best_first import best_first_growth
-from outrider.core.drafting.card import CardGrowth
-from outrider.core.drafting.chain import double_growth, pearl_growth, speculative_growth
-from outrider.core.drafting.opt_tree import OptTreeGrowth
-from outrider.core.drafting.policy import GrowthPolicy
-from outrider.core.drafting.saguaro import SaguaroGrowth
-from outrider.core.drafting.sequoia import SequoiaGrowth
+from outrider.core.growth import GrowthPolicy
+from outrider.core.methods.best_first import best_first_growth
+from outrider.core.methods.card import CardGrowth
+from outrider.core.methods.chain import double_growth, pearl_growth, speculative_growth
+from outrider.core.methods.opt_tree import OptTreeGrowth
+from outrider.core.methods.saguaro import SaguaroGrowth
+from outrider.core.methods.sequoia import SequoiaGrowth
 from outrider.core.params import Method, SpeculationParams
 
 GROWTH_POLICIES: Mapping[Method, Callable[[SpeculationParams], GrowthPolicy]] = {

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.calibration import MAX_ACCEPTANCE_RATE, MIN_ACCEPTANCE_RATE
-from outrider.core.drafting.policy import Candidate
-from outrider.core.drafting.saguaro import MAX_ROWS, SaguaroGrowth, apportioned, fan_outs, geometric_shares
+from outrider.core.growth import Candidate
+from outrider.core.methods.saguaro import MAX_ROWS, SaguaroGrowth, apportioned, fan_outs, geometric_shares
 from outrider.core.params import AcceptanceRule, FanOut, Method, SaguaroParams, Source, SpeculationParams
 from outrider.core.tree import DraftTree, Node
-from tests.core.drafting.toy_speculator import (
+from tests.core.methods.toy_speculator import (
     VOCAB_SIZE,
     ToySpeculator,
     a_missing_token,

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
-from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children, nodes_of, reach
+from outrider.core.growth import Candidate, Child, Expansion, all_children, nodes_of, reach
 from outrider.core.params import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 

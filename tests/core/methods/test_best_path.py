@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.drafting.best_path import MIN_CLAIM, MIN_PATH, MIN_RUNNER_UP, BestPathGrowth
+from outrider.core.methods.best_path import MIN_CLAIM, MIN_PATH, MIN_RUNNER_UP, BestPathGrowth
 from outrider.core.params import BestFirstParams, Method, Rows, SpeculationParams
-from tests.core.drafting.toy_speculator import (
+from tests.core.methods.toy_speculator import (
     ToySpeculator,
     a_missing_token,
     layers,

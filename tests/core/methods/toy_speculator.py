@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from outrider.core.drafting.policy import Candidate, Child, Expansion, GrowthPolicy
+from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy
 from outrider.core.params import Source
 from outrider.core.tree import Draft, DraftTree, Node, NodeState, SparseRow, StreamNodes
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from outrider.core.drafting.methods import growth_policy
-from outrider.core.drafting.policy import Candidate, GrowthPolicy, reach
+from outrider.core.growth import Candidate, GrowthPolicy, reach
+from outrider.core.methods import growth_policy
 from outrider.core.params import CardParams, Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.drafting.best_first import LEAST_CHILD, MIN_CHILD, MIN_EXPANDED, READY, BestFirstGrowth
-from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.growth import Candidate, Expansion
+from outrider.core.methods.best_first import LEAST_CHILD, MIN_CHILD, MIN_EXPANDED, READY, BestFirstGrowth
 from outrider.core.params import BestFirstParams, Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
-from tests.core.drafting.toy_speculator import ToySpeculator, path_of, toy_model
+from tests.core.methods.toy_speculator import ToySpeculator, path_of, toy_model
 
 VOCAB_SIZE = 97
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.drafting.card import CardGrowth
-from outrider.core.drafting.policy import Candidate
+from outrider.core.growth import Candidate
+from outrider.core.methods.card import CardGrowth
 from outrider.core.params import CardParams, Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree, Node
-from tests.core.drafting.toy_speculator import (
+from tests.core.methods.toy_speculator import (
     VOCAB_SIZE,
     DraftModel,
     ToySpeculator,

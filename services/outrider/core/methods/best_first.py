@@ -18,8 +18,8 @@ import math
 from collections.abc import Sequence
 from itertools import count
 
-from outrider.core.drafting.best_path import BestPathGrowth
-from outrider.core.drafting.policy import Candidate, Child, Expansion, GrowthPolicy, nodes_of, reach
+from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, nodes_of, reach
+from outrider.core.methods.best_path import BestPathGrowth
 from outrider.core.params import SpeculationParams
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import DraftTree, Node, NodeState

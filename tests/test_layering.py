@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.core.methods import METHODS
+
 ROOT = Path(__file__).parent.parent
 SERVICES = ROOT / "services" / "outrider"
 CLIENT = ROOT / "clients" / "outrider_client"
@@ -179,6 +181,33 @@ def test_services_do_not_import_the_clients_but_for_the_gateway() -> None:
         allowed = {"outrider_client"} if path.is_relative_to(SERVICES / "gateway") else set()
         wrong = client_packages(path) - allowed
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_a_method_is_asked_what_it_does_and_never_which_it_is() -> None:
+    methods = SERVICES / "core" / "methods"
+    for path in files(SERVICES):
+        if path.parent == methods:
+            continue
+        where = path.relative_to(ROOT)
+        inside = [name for name in imports_of(path) if name.startswith("outrider.core.methods.")]
+        assert not inside, f"{where} imports {inside}: what others need of a method is in its description"
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        constants = {
+            alias.asname or alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            and node.module in ("outrider.core.methods", "outrider.core.speculation")
+            for alias in node.names
+            if alias.name.lower().replace("_", "-") in METHODS
+        }
+        for node in nodes:
+            if isinstance(node, ast.Compare | ast.match_case):
+                names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+                is_of_method = "method" in names | attributes
+                assert not constants & names, f"{where} compares a method: {ast.unparse(node)}"
+                assert not (is_of_method and words & METHODS.keys()), f"{where} compares a name: {ast.unparse(node)}"
 
 
 def test_tests_share_only_what_is_in_support() -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from outrider.core.params import Method
+from outrider.core import methods
 from outrider_cli.failures import FlagError
 from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, load_prompts
 from outrider_client.requests import GenerateOptions
 
-METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl+retrieval")
+METHODS = (*methods.METHODS, "speculative+retrieval", "pearl+retrieval")
 """`+retrieval` sets `SpeculationParams.retrieval`."""
 BASELINES = ("hf", "bare")
 DTYPES = ("auto", "bfloat16", "float32")

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
 from outrider.v1 import types_pb2
 from outrider_bench.config import BenchConfig
 from outrider_bench.costs import Costs
@@ -152,15 +152,16 @@ def contenders_of(config: BenchConfig) -> list[Contender]:
 
 def _settings_of(method: str, config: BenchConfig) -> list[Contender]:
     """List a method once for each --num-speculative-tokens."""
-    base, _, retrieval = method.partition("+")
-    shared: dict[str, Any] = {"method": base}
+    name, _, retrieval = method.partition("+")
+    base = METHODS[name]
+    shared: dict[str, Any] = {"method": name}
     if retrieval:
         shared["retrieval"] = True
     # The server refuses the field for a method that takes nodes as they pay.
-    if config.min_path_probability is not None and base != Method.BEST_FIRST.value:
+    if config.min_path_probability is not None and base.bounds_paths(base.rows):
         shared["min_path_probability"] = config.min_path_probability
     # The server refuses the field for a method that does not draft ahead.
-    lookahead = config.lookahead if Method(base).drafts_ahead else None
+    lookahead = config.lookahead if base.drafts_ahead else None
     found = []
     for count in config.num_speculative_tokens or (None,):
         options = dict(shared)

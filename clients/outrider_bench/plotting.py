@@ -17,6 +17,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from outrider.core.methods import METHODS
 from outrider_bench.experiment import LLAMA_CPP, OFF
 from outrider_bench.statistics import Row, label_of
 from outrider_cli.prompts import ALL_CATEGORIES
@@ -33,23 +34,11 @@ BLUE, ORANGE, GREEN, RED, SKY, PINK, GREY, BLACK = (
     "#000000",
 )
 PALETTE = (BLUE, ORANGE, GREEN, RED, SKY, PINK)
-# More methods than that palette has colours: the others are of Paul Tol's.
 METHOD_COLOURS = {
-    OFF: "#444444",
-    "speculative": "#888888",
-    "pearl": ORANGE,
+    **{method.name: method.colour for method in METHODS.values()},
     "pearl+retrieval": "#B37400",
-    "retrieval": GREEN,
     "speculative+retrieval": SKY,
-    "saguaro": "#44AA99",
-    "card": "#882255",
-    "double": PINK,
-    "spacelike": "#DDCC77",
-    "opt-tree": "#117733",
-    "sequoia": "#332288",
-    "best-first": BLUE,
     "best-first chain": "#8888CC",
-    "auto": RED,
     "bare": "#BBBBBB",
     "hf-generate": "#CCCCCC",
     "hf-assisted": "#AA4499",

@@ -18,7 +18,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from outrider.core.costs import DraftTimings, ForwardTimes, Waiting, num_worth, patience_ms
+from outrider.core.costs import DraftTimings, ForwardTimes, num_worth, patience_ms
+from outrider.core.speculation import Waiting
 from outrider.core.statistics import RunningMean
 
 MIN_EXPANDED = 0.001

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import typer
 from google.protobuf.descriptor import FieldDescriptor
 
-from outrider.core.params import SOURCES, Method
+from outrider.core.methods import METHODS, MethodName
+from outrider.core.params import SOURCES
 from outrider.security.tokens import token_from
 from outrider.v1 import types_pb2
 from outrider_cli.failures import reported
@@ -163,11 +164,11 @@ class GenerationFlags:
     trees: Annotated[bool | None, _report("--trees", text="What each round verified, beside what it did.")]
     text_ends: Annotated[bool | None, _report("--text-ends", text="Where the text of each token ends.")]
     method: Annotated[
-        Method | None,
+        MethodName | None,
         _speculation(
             "--method",
             metavar="NAME",
-            text=f"How drafts are made: {', '.join(method.value for method in Method)}.",
+            text=f"How drafts are made: {', '.join(METHODS)}.",
         ),
     ]
     num_speculative_tokens: Annotated[int | None, _speculation(text="Most tokens verified in one round.")]
@@ -415,7 +416,7 @@ def with_flags(
     return flagged
 
 
-def _method_params(method: Method | None, pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _method_params(method: str | None, pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns --method-param as keyword arguments of `generate`. Ends the command as wrong usage if they are wrong."""
     try:
         params = parse_method_params(method, pairs)
@@ -426,7 +427,7 @@ def _method_params(method: Method | None, pairs: Sequence[str]) -> dict[str, dic
     return params
 
 
-def parse_method_params(method: Method | None, pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+def parse_method_params(method: str | None, pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the flags NAME=VALUE of a method as keyword arguments of `generate`: {"card": {"beam_width": 50}}.
 
     Raises ValueError, naming the parameter, the rule and the value.
@@ -434,7 +435,7 @@ def parse_method_params(method: Method | None, pairs: Sequence[str]) -> dict[str
     if not pairs:
         return {}
     # A method's parameters are the field of SpeculationParams that has the method's name.
-    field = method.value.replace("-", "_") if method is not None else ""
+    field = METHODS[method].field if method is not None else ""
     if field not in METHOD_MESSAGES:
         names = ", ".join(name.replace("_", "-") for name in METHOD_MESSAGES)
         raise ValueError(f"needs a --method with parameters of its own ({names}), got {pairs[0]!r}")

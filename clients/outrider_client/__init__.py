@@ -5,7 +5,7 @@
 ...     print(client.complete("def add(", temperature=0, max_tokens=32).text)
 """
 
-from outrider.core.params import Method, Source
+from outrider.core.params import Source
 from outrider_client.blocking import BlockingClient, BlockingGeneration
 from outrider_client.chats import ChatMessage
 from outrider_client.client import Client, Generation
@@ -22,7 +22,6 @@ __all__ = [
     "FinishReason",
     "GenerateOptions",
     "Generation",
-    "Method",
     "OutriderError",
     "Prompt",
     "Result",

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, Source
+from outrider.core.params import AcceptanceRule, RetrievalScope, Rows, Source
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.chats import CHAT_OPTIONS, ChatMessage, ChatOptions, chat_messages, sendable
 from outrider_client.enums import enum_number
@@ -103,9 +103,9 @@ class GenerateOptions(ChatOptions, total=False):
     skip_special_tokens: bool | None
     """Leaves special tokens out of the text. Unset: yes. False for models whose tool calls begin with one, like
     Mistral's; the tokens are the same."""
-    method: Method | str | None
-    """Makes drafts by this method: "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double",
-    "spacelike", "best-first", "opt-tree", "sequoia", "auto". Changes the speed, never the text."""
+    method: str | None
+    """Makes drafts by this method: "off", "auto", or any other name of `outrider.core.methods.METHODS`. Changes the
+    speed, never the text."""
     num_speculative_tokens: int | None
     """Most chain tokens verified in one round."""
     lookahead: int | None
@@ -138,7 +138,8 @@ class GenerateOptions(ChatOptions, total=False):
     as the papers have it."""
     as_published: bool | None
     """Takes the method as its paper has it, to compare: with the paper's rule and parameters, without the target's
-    noise, calibration and refill. What contradicts that is an error; see `outrider_client.presets`."""
+    noise, calibration and refill. What contradicts that is an error; see
+    `Method.published`."""
     allow_fallback: bool | None
     """Lets the server replace a method whose peer it does not have. The summary names the method that ran."""
     card: Mapping[str, Any] | None
@@ -202,8 +203,9 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     # Python does not check a TypedDict when it runs. `min`: of several, always the same one is named.
-    if unknown := given.keys() - GenerateOptions.__annotations__.keys():
-        raise _unexpected("generate", min(unknown), GenerateOptions.__annotations__)
+    known = GenerateOptions.__annotations__.keys() | METHOD_MESSAGES.keys()
+    if unknown := given.keys() - known:
+        raise _unexpected("generate", min(unknown), known)
     for name in given.keys() & _ENUMS.keys():
         given[name] = enum_number(_ENUMS[name], given[name], name)
     if isinstance(given.get("stop"), str):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.params import Method, Rows
+from outrider.core.methods import BEST_FIRST
+from outrider.core.params import Rows
 from outrider.models.runner import Segment
 from outrider_bench.workers.pair import Pair, Replay, difference_of, resolved
 from tests.support.services import draft_model, target_model
@@ -94,7 +95,7 @@ def test_phrases_behind_a_chain_never_reach_beyond_the_end_of_the_text() -> None
 
 def test_a_request_is_replayed_with_a_verifiers_own_defaults() -> None:
     tree, chain = (resolved({"method": name, "num_speculative_tokens": 5}) for name in ("best-first", "saguaro"))
-    assert (tree.method, tree.rows, tree.num_speculative_tokens) == (Method.BEST_FIRST, Rows.TREE, 5)
+    assert (tree.method, tree.rows, tree.num_speculative_tokens) == (BEST_FIRST, Rows.TREE, 5)
     assert (chain.rows, chain.lookahead, chain.min_path_probability) == (Rows.CHAIN, 64, 0.2)
 
 

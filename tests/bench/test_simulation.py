@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from outrider.core.costs import ForwardTimes, Waiting
+from outrider.core.costs import ForwardTimes
+from outrider.core.speculation import Waiting
 from outrider_bench.simulation import NO_CHOICE, Odds, SimulatedCosts, SimulatedMethod, SimulatedOutcome, simulate
 
 TARGET_MS, OVERHEAD_MS = 20.0, 1.0

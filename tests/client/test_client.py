@@ -9,9 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.core.params import AcceptanceRule, FanOut, Method, RetrievalScope, Rows, Source
+from outrider.core.methods import METHODS
+from outrider.core.methods.saguaro import FanOut
+from outrider.core.params import AcceptanceRule, RetrievalScope, Rows, Source
+from outrider.core.speculation import Method
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from outrider.wire.speculation import METHODS_FROM_PROTO
 from outrider_client import ChatMessage, Client, FinishReason
 from outrider_client.enums import method_name
 from outrider_client.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
@@ -52,7 +56,7 @@ async def test_every_option_arrives_in_its_field(verifier: FakeVerifier, client:
         "clamp_max_tokens": True,
         "prediction": "old",
     }
-    named = {"method": Method.PEARL, "logprobs_mode": "raw-logits", "bad_words_token_ids": [[1, 2]]}
+    named = {"method": "pearl", "logprobs_mode": "raw-logits", "bad_words_token_ids": [[1, 2]]}
     await client.complete([1, 2], **named, **sampling, **speculation, **report, **other)  # type: ignore[arg-type]
     sampling["bad_words_token_ids"] = [types_pb2.TokenIds(token_ids=[1, 2])]
     assert verifier.requests[0] == GenerateRequest(
@@ -66,13 +70,12 @@ async def test_every_option_arrives_in_its_field(verifier: FakeVerifier, client:
     assert list(verifier.requests[1].sampling.stop) == ["one"]
 
 
-@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize("method", METHODS.values())
 async def test_a_method_may_be_named_as_people_write_it(verifier: FakeVerifier, client: Client, method: Method) -> None:
-    await client.complete("hello", method=method)
-    await client.complete("hello", method=method.value)
-    numbers = [request.speculation.method for request in verifier.requests]
-    assert numbers == [types_pb2.Method.Value(f"METHOD_{method.name}")] * 2
-    assert method_name(numbers[0]) == method.value
+    await client.complete("hello", method=method.name)
+    [number] = [request.speculation.method for request in verifier.requests]
+    assert METHODS_FROM_PROTO[number] is method
+    assert method_name(number) == method.name
 
 
 async def test_how_rows_are_spent_and_what_is_kept_may_be_said(verifier: FakeVerifier, client: Client) -> None:
@@ -116,19 +119,15 @@ async def test_wrong_sources_are_refused_before_anything_is_sent(
 
 
 async def test_a_method_s_own_parameters_arrive_in_its_message(verifier: FakeVerifier, client: Client) -> None:
-    await client.complete("hello", card={"beam_width": 50, "correction": False})
     await client.complete("hello", saguaro={"fan_out": FanOut.UNIFORM, "fallback": "plain", "budget": 4})
     await client.complete("hello", double={"tiers": [Source.PRIOR, "dynamic"], "serial": True})
-    await client.complete("hello", spacelike={"max_match_len": 6})
     await client.complete("hello", method="best-first", best_first={})
     sent = [request.speculation for request in verifier.requests]
-    assert sent[0].card == types_pb2.CardParams(beam_width=50, correction=False)
     fan_out, fallback = types_pb2.FAN_OUT_UNIFORM, types_pb2.FALLBACK_PLAIN
-    assert sent[1].saguaro == types_pb2.SaguaroParams(fan_out=fan_out, fallback=fallback, budget=4)
+    assert sent[0].saguaro == types_pb2.SaguaroParams(fan_out=fan_out, fallback=fallback, budget=4)
     tiers = [types_pb2.SOURCE_PRIOR, types_pb2.SOURCE_DYNAMIC]
-    assert sent[2].double == types_pb2.DoubleParams(tiers=tiers, serial=True)
-    assert sent[3].spacelike == types_pb2.SpacelikeParams(max_match_len=6)
-    assert sent[4].WhichOneof("method_params") == "best_first"
+    assert sent[1].double == types_pb2.DoubleParams(tiers=tiers, serial=True)
+    assert sent[2].WhichOneof("method_params") == "best_first"
 
 
 @pytest.mark.parametrize(

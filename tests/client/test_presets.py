@@ -6,10 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.core.params import AcceptanceRule, Method, Rows, SpeculationParams
+from outrider.core.methods import AUTO, METHODS
+from outrider.core.methods.card import CardParams
+from outrider.core.methods.double import DoubleParams
+from outrider.core.methods.spacelike import SpacelikeParams
+from outrider.core.params import AcceptanceRule, Rows
+from outrider.core.speculation import SpeculationLimits, SpeculationParams
 from outrider.v1 import types_pb2
-from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
-from outrider_client.presets import PRESETS
+from outrider.wire.speculation import speculation_from_proto
 from outrider_client.requests import GenerateOptions, generate_request
 
 PAPERS = ("speculative", "card", "saguaro", "double", "spacelike")
@@ -21,14 +25,14 @@ def sent(**options: Any) -> types_pb2.SpeculationParams:
 
 def resolved(**options: Any) -> SpeculationParams:
     """The parameters as a server takes them, whose defaults are Outrider's own."""
-    defaults = SpeculationParams(Method.AUTO, 12, 64, 0.2, rows=Rows.TREE)
+    defaults = SpeculationParams(AUTO, 12, 64, 0.2, rows=Rows.TREE)
     return speculation_from_proto(sent(**options), defaults, SpeculationLimits())
 
 
-@pytest.mark.parametrize("method", PRESETS)
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.published])
 def test_every_preset_is_served_and_has_nothing_of_what_outrider_adds_to_all_methods(method: str) -> None:
     params = resolved(method=method)
-    assert params.method is Method(method)
+    assert params.method is METHODS[method]
     assert not params.calibration
     if params.method.has_draft_model:
         assert not params.shared_noise
@@ -36,25 +40,25 @@ def test_every_preset_is_served_and_has_nothing_of_what_outrider_adds_to_all_met
 
 
 def test_each_of_the_five_papers_has_a_preset() -> None:
-    assert set(PAPERS) <= set(PRESETS)
     sampled = {method for method in PAPERS if resolved(method=method).acceptance_rule is AcceptanceRule.RATIO}
     assert sampled == {"speculative", "saguaro", "double"}
 
 
 def test_a_preset_has_the_paper_s_numbers() -> None:
-    card = resolved(method="card").card
+    card = resolved(method="card").of(CardParams)
     assert (card.beam_width, card.num_children, card.refill, card.correction) == (50, 50, False, True)
-    double = resolved(method="double")
-    assert (double.num_speculative_tokens, double.double.max_match_len, double.double.max_phrase_len) == (5, 3, 10)
-    assert [tier.name for tier in double.double.tiers] == ["PRIOR", "DYNAMIC", "REJECTED"]
-    assert resolved(method="spacelike").spacelike.whole_runs
+    params = resolved(method="double")
+    double = params.of(DoubleParams)
+    assert (params.num_speculative_tokens, double.max_match_len, double.max_phrase_len) == (5, 3, 10)
+    assert [tier.name for tier in double.tiers] == ["PRIOR", "DYNAMIC", "REJECTED"]
+    assert resolved(method="spacelike").of(SpacelikeParams).whole_runs
     assert resolved(method="opt-tree").rows is Rows.TREE
 
 
 def test_what_the_paper_tunes_may_be_tuned() -> None:
     params = resolved(method="card", num_speculative_tokens=3, lookahead=9, card={"beam_width": 100})
     assert (params.num_speculative_tokens, params.lookahead) == (3, 9)
-    assert (params.card.beam_width, params.card.num_children, params.card.refill) == (100, 50, False)
+    assert params.of(CardParams) == CardParams(100, 50, refill=False)
 
 
 def test_what_agrees_with_the_preset_may_be_said() -> None:

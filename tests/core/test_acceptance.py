@@ -25,7 +25,9 @@ from outrider.core.acceptance import (
     sparse_row,
 )
 from outrider.core.growth import Candidate, Expansion
-from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import PEARL
+from outrider.core.params import AcceptanceRule, SamplingParams, Source
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, SparseRow
 from outrider.v1 import types_pb2
 from tests.support.ratio_rule import judge, residual
@@ -53,7 +55,7 @@ def picked(token_id: int) -> Candidate:
 def test_the_ratio_rule_decides_where_it_was_asked_for_and_something_is_drawn(
     rule: AcceptanceRule, temperature: float, decides: bool
 ) -> None:
-    params = SpeculationParams(Method.PEARL, acceptance_rule=rule)
+    params = SpeculationParams(PEARL, acceptance_rule=rule)
     assert decides_by_ratio(SamplingParams(temperature=temperature), params) == decides
 
 

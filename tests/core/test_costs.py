@@ -16,13 +16,11 @@ from outrider.core.costs import (
     Contexts,
     DraftTimings,
     ForwardTimes,
-    Waiting,
     critical_batch,
     num_worth,
     patience_ms,
-    waiting_of,
 )
-from outrider.core.params import BestFirstParams, DoubleParams, Fallback, Method, SaguaroParams, SpeculationParams
+from outrider.core.speculation import Waiting
 
 FLAT = ForwardTimes({1: 20.0, 8: 20.0, 9: 25.0, 32: 40.0})
 
@@ -241,41 +239,3 @@ def test_the_critical_batch_falls_as_drafts_come_later_and_counts_no_more_than_o
 
 def test_an_unknown_drafter_gets_a_chance() -> None:
     assert patience_ms(Waiting.WORTH, DraftTimings(None, 10.0, 1.0, 0)) > 0
-
-
-def test_only_draft_then_verify_waits_whatever_a_draft_is_worth() -> None:
-    params = SpeculationParams(Method.PEARL)
-    waiting = {method: waiting_of(method, params) for method in Method}
-    assert waiting[Method.OFF] is Waiting.NEVER
-    assert all(waiting[m] is Waiting.ALWAYS for m in (Method.SPECULATIVE, Method.OPT_TREE, Method.SEQUOIA))
-    assert all(waiting[method] is Waiting.WORTH for method in (Method.PEARL, Method.CARD, Method.BEST_FIRST))
-
-
-@pytest.mark.parametrize(
-    ("fallback", "expected"),
-    [
-        (Fallback.AUTO, Waiting.BY_BATCH),
-        (Fallback.DRAFT, Waiting.ALWAYS),
-        (Fallback.RETRIEVAL, Waiting.NEVER),
-        (Fallback.PLAIN, Waiting.NEVER),
-        (Fallback.RANDOM, Waiting.NEVER),
-    ],
-)
-def test_saguaros_fallback_says_what_a_miss_is_worth(fallback: Fallback, expected: Waiting) -> None:
-    params = SpeculationParams(Method.SAGUARO, saguaro=SaguaroParams(fallback=fallback))
-    assert waiting_of(Method.SAGUARO, params) is expected
-
-
-@pytest.mark.parametrize(("serial", "waiting"), [(False, Waiting.WORTH), (True, Waiting.ALWAYS)])
-def test_best_first_is_waited_for_where_it_is_serial(*, serial: bool, waiting: Waiting) -> None:
-    # Of `auto`, too, whose parameters are those of all its methods.
-    for method in (Method.BEST_FIRST, Method.AUTO):
-        params = SpeculationParams(method, best_first=BestFirstParams(serial=serial))
-        assert waiting_of(Method.BEST_FIRST, params) is waiting
-        assert waiting_of(Method.PEARL, params) is Waiting.WORTH
-
-
-def test_draft_and_target_take_turns_where_double_is_serial() -> None:
-    params = SpeculationParams(Method.DOUBLE, double=DoubleParams(serial=True))
-    assert waiting_of(Method.DOUBLE, params) is Waiting.ALWAYS
-    assert waiting_of(Method.DOUBLE, SpeculationParams(Method.DOUBLE)) is Waiting.WORTH

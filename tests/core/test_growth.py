@@ -7,8 +7,10 @@ import math
 import pytest
 
 from outrider.core.growth import Candidate, GrowthPolicy, reach
-from outrider.core.methods import growth_policy
-from outrider.core.params import CardParams, Method, Source, SpeculationParams
+from outrider.core.methods import BEST_FIRST, CARD, PEARL, growth_policy
+from outrider.core.methods.card import CardParams
+from outrider.core.params import Source
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import DraftTree
 
 GAMMA, LOOKAHEAD = 2, 30
@@ -29,9 +31,9 @@ def depth(policy: GrowthPolicy) -> int:
     return max(node.position for node in tree.live_nodes())
 
 
-@pytest.mark.parametrize("method", [Method.PEARL, Method.CARD, Method.BEST_FIRST])
+@pytest.mark.parametrize("method", [PEARL, CARD, BEST_FIRST])
 def test_a_tree_grows_as_deep_as_the_distance_asks_and_the_lookahead_allows(method: Method) -> None:
-    params = SpeculationParams(method, GAMMA, LOOKAHEAD, 0.0, card=CardParams(beam_width=1))
+    params = SpeculationParams(method, GAMMA, LOOKAHEAD, 0.0, own=(CardParams(beam_width=1),))
     depths = []
     for stale_tokens in (None, 0.0, 2.0, 100.0):
         policy = growth_policy(params)

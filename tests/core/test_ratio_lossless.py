@@ -15,9 +15,11 @@ import pytest
 from outrider.core import acceptance
 from outrider.core.acceptance import first_refused
 from outrider.core.growth import Candidate, Expansion
+from outrider.core.methods import DOUBLE, PEARL, SAGUARO, SPECULATIVE
 from outrider.core.methods.chain import ChainGrowth, SampledChainGrowth
 from outrider.core.noise import gumbel_of
-from outrider.core.params import OWN_SOURCES, Method, Source, SpeculationParams
+from outrider.core.params import OWN_SOURCES, Source
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, SparseRow
 from tests.core.toy_generation import (
     DRAFT,
@@ -39,7 +41,7 @@ NUM_TEXTS, NUM_FULL_TEXTS = 6_000, 100_000
 NUM_WRONG_TEXTS = 8_000
 NUM_TEXTS_OF_SOURCES = 4_000
 """Enough for the wrong rule to fail."""
-CHAIN = params_of(Method.SPECULATIVE)
+CHAIN = params_of(SPECULATIVE)
 MIN_PROBABILITY = 0.1
 
 
@@ -47,14 +49,14 @@ MIN_PROBABILITY = 0.1
 @pytest.mark.parametrize(
     "params",
     [
-        params_of(Method.SPECULATIVE, MIN_PROBABILITY),
-        params_of(Method.PEARL, MIN_PROBABILITY),
-        params_of(Method.DOUBLE),
+        params_of(SPECULATIVE, MIN_PROBABILITY),
+        params_of(PEARL, MIN_PROBABILITY),
+        params_of(DOUBLE),
         # Chains of one token: more is drafted behind them, where the tail begins.
-        replace(params_of(Method.DOUBLE), num_speculative_tokens=1),
-        params_of(Method.SAGUARO, MIN_PROBABILITY, bias=0.5, num_biased=2),
+        replace(params_of(DOUBLE), num_speculative_tokens=1),
+        params_of(SAGUARO, MIN_PROBABILITY, bias=0.5, num_biased=2),
     ],
-    ids=lambda params: f"{params.method.value} {params.num_speculative_tokens}",
+    ids=lambda params: f"{params.method.name} {params.num_speculative_tokens}",
 )
 def test_texts_have_the_targets_distribution(params: SpeculationParams, full: bool) -> None:
     assert p_value(texts(Rules(params), NUM_FULL_TEXTS if full else NUM_TEXTS)) > 1e-4
@@ -63,13 +65,13 @@ def test_texts_have_the_targets_distribution(params: SpeculationParams, full: bo
 @pytest.mark.slow
 @pytest.mark.parametrize("source", OWN_SOURCES, ids=lambda source: source.name.lower())
 def test_texts_keep_the_distribution_with_a_source_that_learns_from_rows(source: Source, full: bool) -> None:
-    rules = Rules(params_of(Method.PEARL, MIN_PROBABILITY), sources=(source,), max_patience=1)
+    rules = Rules(params_of(PEARL, MIN_PROBABILITY), sources=(source,), max_patience=1)
     assert p_value(texts(rules, NUM_FULL_TEXTS if full else NUM_TEXTS_OF_SOURCES)) > 1e-4
 
 
 @pytest.mark.slow
 def test_a_source_that_knows_the_targets_noise_bends_the_distribution() -> None:
-    rules = Rules(params_of(Method.PEARL), sources=(Source.RECYCLED,), is_ranked_by_noise=True, max_patience=0)
+    rules = Rules(params_of(PEARL), sources=(Source.RECYCLED,), is_ranked_by_noise=True, max_patience=0)
     assert p_value(texts(rules, NUM_TEXTS_OF_SOURCES)) < 1e-6
 
 
@@ -182,7 +184,7 @@ def test_picking_with_the_targets_noise_bends_the_distribution() -> None:
 
 @pytest.mark.slow
 def test_a_chain_that_ends_before_an_improbable_token_bends_the_distribution() -> None:
-    rules = Rules(params_of(Method.SPECULATIVE, MIN_PROBABILITY), cuts_by_own_value=True)
+    rules = Rules(params_of(SPECULATIVE, MIN_PROBABILITY), cuts_by_own_value=True)
     assert_bends(rules)
 
 
@@ -194,7 +196,7 @@ def early(params: SpeculationParams) -> ChainGrowth:
 
 @pytest.mark.slow
 def test_a_message_that_is_sent_early_because_its_tokens_are_improbable_bends_the_distribution() -> None:
-    assert_bends(Rules(params_of(Method.SPECULATIVE, MIN_PROBABILITY), make_policy=early, max_patience=2))
+    assert_bends(Rules(params_of(SPECULATIVE, MIN_PROBABILITY), make_policy=early, max_patience=2))
 
 
 def in_blocks(params: SpeculationParams) -> SampledChainGrowth:
@@ -204,4 +206,4 @@ def in_blocks(params: SpeculationParams) -> SampledChainGrowth:
 
 @pytest.mark.slow
 def test_a_message_that_comes_sooner_where_phrases_agree_bends_the_distribution() -> None:
-    assert_bends(Rules(params_of(Method.DOUBLE), make_policy=in_blocks, max_patience=2))
+    assert_bends(Rules(params_of(DOUBLE), make_policy=in_blocks, max_patience=2))

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import PEARL
+from outrider.core.params import SamplingParams, Source
 from outrider.core.session import FinishReason, Session, SessionSpec, ending_of
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 from tests.support.trees import add_path, output_of
 
@@ -19,7 +21,7 @@ SPEC = SessionSpec(
     session_id="s",
     prompt_token_ids=(0,),
     sampling=SamplingParams(seed=1),
-    speculation=SpeculationParams(Method.PEARL, num_speculative_tokens=4, lookahead=8),
+    speculation=SpeculationParams(PEARL, num_speculative_tokens=4, lookahead=8),
     vocab_size=VOCAB_SIZE,
     max_tokens=12,
 )
@@ -75,7 +77,7 @@ def test_the_text_is_the_targets_whatever_was_drafted(
         prompt_token_ids=tuple(prompt),
         max_tokens=max_tokens,
         stop_token_ids=stop,
-        speculation=SpeculationParams(Method.PEARL, num_speculative_tokens=gamma, lookahead=16),
+        speculation=SpeculationParams(PEARL, num_speculative_tokens=gamma, lookahead=16),
     )
     session = Session(spec)
     run(session, data)

@@ -10,9 +10,11 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.methods import BEST_FIRST
 from outrider.core.noise import gumbel
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.params import SamplingParams, Source
 from outrider.core.session import FinishReason, Session, SessionSpec
+from outrider.core.speculation import SpeculationParams
 from outrider.core.structure import Matcher, StructuredText
 from outrider.core.tree import DraftTree, path_to
 from tests.support.trees import add_path, output_of
@@ -88,7 +90,7 @@ def session_of(texts: set[tuple[int, ...]]) -> Session:
         "s",
         PROMPT,
         SamplingParams(seed=SEED),
-        SpeculationParams(Method.BEST_FIRST, 6),
+        SpeculationParams(BEST_FIRST, 6),
         VOCAB_SIZE,
         max_tokens=20,
         stop_token_ids=frozenset({EOS}),

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, Rows, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import BEST_FIRST
+from outrider.core.params import Rows, SamplingParams, Source
 from outrider.core.session import Session, SessionSpec
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node
 from tests.support.trees import output_of
 
@@ -18,7 +20,7 @@ SPEC = SessionSpec(
     session_id="s",
     prompt_token_ids=(0,),
     sampling=SamplingParams(seed=1),
-    speculation=SpeculationParams(Method.BEST_FIRST, num_speculative_tokens=5, lookahead=8, rows=Rows.TREE),
+    speculation=SpeculationParams(BEST_FIRST, num_speculative_tokens=5, lookahead=8, rows=Rows.TREE),
     vocab_size=VOCAB_SIZE,
     max_tokens=14,
 )

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import PEARL
+from outrider.core.params import AcceptanceRule, SamplingParams, Source
 from outrider.core.session import Session, SessionSpec
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftTree, Node, NodeState, SparseRow, StreamNodes
 
 VOCAB_SIZE = 3
@@ -265,7 +267,7 @@ SPEC = SessionSpec(
     "s",
     (9,),
     SamplingParams(temperature=0.7),
-    SpeculationParams(Method.PEARL, min_path_probability=0.3, acceptance_rule=AcceptanceRule.RATIO),
+    SpeculationParams(PEARL, min_path_probability=0.3, acceptance_rule=AcceptanceRule.RATIO),
     10,
     20,
 )

@@ -18,12 +18,14 @@ from scipy import stats
 from outrider.core.acceptance import DraftNoise, sampled_candidates, sparse_row
 from outrider.core.calibration import RetrievalCalibration
 from outrider.core.growth import Candidate, Expansion, GrowthPolicy
-from outrider.core.methods import growth_policy
-from outrider.core.params import AcceptanceRule, Method, SaguaroParams, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import DOUBLE, SPECULATIVE, growth_policy
+from outrider.core.methods.saguaro import SaguaroParams
+from outrider.core.params import AcceptanceRule, SamplingParams, Source
 from outrider.core.retrieval.plan import RetrievalPlan
 from outrider.core.retrieval.pool import agreed_phrases
 from outrider.core.retrieval.retriever import Retriever
 from outrider.core.session import Session, SessionSpec, Verdict
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState, SparseRow
 from tests.support.ratio_rule import judge
 from tests.support.trees import output_of
@@ -123,8 +125,8 @@ class ToyGeneration:
         self._expansion = self._policy.next_expansion(self._tree)
         self._unsent: list[Node] = []
         self._mirrored: dict[Node, Node] = {}
-        self._is_double = params.method is Method.DOUBLE
-        self._bias = params.saguaro.bias
+        self._is_double = params.method is DOUBLE
+        self._bias = params.of(SaguaroParams).bias
         self._retriever: Retriever | None = None
         if rules.sources:
             plan = RetrievalPlan(sources=rules.sources, is_ranked_by_noise=rules.is_ranked_by_noise)
@@ -264,15 +266,15 @@ class ToyGeneration:
 
 def params_of(method: Method, probability: float = 0.0, **saguaro: float) -> SpeculationParams:
     """Short chains: texts are short."""
-    gamma = 3 if method is Method.SPECULATIVE else 2
+    gamma = 3 if method is SPECULATIVE else 2
     return SpeculationParams(
         method,
         num_speculative_tokens=gamma,
-        lookahead=gamma if method is Method.SPECULATIVE else 2 * gamma,
+        lookahead=gamma if method is SPECULATIVE else 2 * gamma,
         min_path_probability=probability,
         acceptance_rule=AcceptanceRule.RATIO,
         shared_noise=False,
-        saguaro=SaguaroParams(budget=3, **saguaro),  # type: ignore[arg-type]
+        own=(SaguaroParams(budget=3, **saguaro),),  # type: ignore[arg-type]
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
 from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.stack import LocalStack, Service, StackConfig
 from outrider_cli.prompts import default_prompts
@@ -20,7 +20,7 @@ from outrider_client.generation import Result
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROMPT = "import unittest\n\nclass TestQueue(unittest.TestCase):\n    def test_"
-DRAFTED = [method.value for method in Method if method.has_draft_model]
+DRAFTED = [method.name for method in METHODS.values() if method.has_draft_model]
 NUM_TOKENS = 32
 
 

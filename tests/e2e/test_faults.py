@@ -12,9 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS, OFF
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
-from outrider.wire.speculation import METHODS
 from outrider_cli.local.redis import LocalRedis, started_redis
 from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.client import Client
@@ -55,7 +54,7 @@ async def generate(
     generation = client.generate(
         PROMPT, temperature=temperature, seed=seed, max_tokens=num_tokens, ignore_eos=True, method=method
     )
-    has_draft_model = Method(method).has_draft_model
+    has_draft_model = METHODS[method].has_draft_model
     async for chunk in generation:
         # A stream that was not there yet cannot be lost.
         if hurt is not None and (chunk.num_drafted or not has_draft_model):
@@ -70,7 +69,7 @@ async def client(stack: LocalStack) -> AsyncIterator[Client]:
         yield connected
 
 
-DRAFTED = [method.value for method in Method if method.has_draft_model]
+DRAFTED = [method.name for method in METHODS.values() if method.has_draft_model]
 NUM_FAULTS = int(os.environ.get("OUTRIDER_NUM_FAULTS", "1"))
 """Random faults of the speculator for each method; each takes some seconds."""
 
@@ -164,9 +163,9 @@ async def test_a_killed_datastore_changes_nothing_and_is_found_again(stack: Loca
 async def test_peers_that_were_never_started_are_not_missed() -> None:
     nobody = "127.0.0.1:9"
     async with running_verifier(speculator=nobody, datastore=nobody) as verifier, Client(verifier.address) as client:
-        texts = [await generate(client, method.value, num_tokens=100) for method in METHODS.values()]
+        texts = [await generate(client, method.name, num_tokens=100) for method in METHODS.values()]
         assert len({text.token_ids for text in texts}) == 1
-        assert [text.summary.degraded for text in texts] == [method is not Method.OFF for method in METHODS.values()]
+        assert [text.summary.degraded for text in texts] == [method is not OFF for method in METHODS.values()]
         assert await verifier.is_idle()
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
 from outrider.models.loading import build_hf_model
 from outrider.security.credentials import credential_book
 from outrider.security.gate import Gate
@@ -41,7 +41,7 @@ WITHOUT_PREDICTION = {
     "spacelike": "which looks into what was generated before and nowhere else, got 4 characters",
 }
 """Why a method takes no prediction."""
-METHODS = VARIANTS[: len(Method)]
+METHODS = VARIANTS[: len(METHODS)]
 every_method = pytest.mark.parametrize("variant", METHODS)
 Plain = Callable[..., Awaitable[dict[str, Any]]]
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
+from outrider.core.params import AcceptanceRule
 from outrider.models.loading import load_model
 from outrider.models.runner import Segment
-from outrider.v1 import types_pb2
 from outrider_client.client import Client
 from outrider_client.generation import Result
-from outrider_client.presets import PRESETS
 from tests.support.laws import Law, law_of, only_best, p_value
 
 pytestmark = pytest.mark.slow
@@ -29,9 +28,11 @@ LENGTH = 6
 NUM_TEXTS, NUM_FULL_TEXTS = 300, 600
 MAX_SHARES = 8
 """Times that many texts, at most, until enough drafts have come in time to be judged."""
-SAMPLED = [method.value for method in Method if method.samples]
+SAMPLED = [method.name for method in METHODS.values() if method.samples]
 PUBLISHED = [
-    name for name, preset in PRESETS.items() if preset.fixed.acceptance_rule == types_pb2.ACCEPTANCE_RULE_RATIO
+    name
+    for name, method in METHODS.items()
+    if method.published and method.published.fixed.get("acceptance_rule") is AcceptanceRule.RATIO
 ]
 OURS = {"acceptance_rule": "ratio", "min_path_probability": 0.3}
 CASES: dict[str, dict[str, Any]] = {

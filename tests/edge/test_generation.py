@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_cli.links.delay_proxy import DelayProxy
 from outrider_cli.links.direction import LinkSettings
@@ -170,7 +170,7 @@ async def test_the_edge_answers_for_the_cloud(client: Client, cloud: Client) -> 
     assert here.model == there.model
     assert (here.speculator.address, here.speculator.connected) == ("edge", True)
     drafted = {number for number in here.methods if number not in there.methods}
-    assert len(drafted) == len([method for method in Method if method.needs_draft_model])
+    assert len(drafted) == len([method for method in METHODS.values() if method.needs_draft_model])
 
 
 async def test_nobody_collaborates_with_an_edge(edge: RunningEdge) -> None:

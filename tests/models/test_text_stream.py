@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import SpeculationParams
 from outrider.models.text import TextCodec
 from outrider.verifier.stop_text import StopText
 

@@ -11,7 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from outrider.core.params import Method, SpeculationParams, Steering
+from outrider.core.methods import OFF
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.peers import fleet as fleets
 from outrider.peers.fleet import FleetSession, SpeculatorFleet
 from outrider.v1 import speculator_pb2 as pb
@@ -19,7 +20,7 @@ from tests.support.metric_values import values_of
 from tests.support.scripted_speculator import SPEC, AModel, Listener, ScriptedSpeculator, serving
 from tests.support.waiting import until
 
-PAUSE = Steering(SpeculationParams(Method.OFF, 8, 32))
+PAUSE = Steering(SpeculationParams(OFF, 8, 32))
 
 
 @dataclass(eq=False)

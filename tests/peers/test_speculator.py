@@ -11,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from outrider.core.load import MOST_SESSIONS
-from outrider.core.params import Method, SpeculationParams, Steering
+from outrider.core.methods import OFF, PEARL
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.statistics import Absence, RunningMean
 from outrider.peers import speculator as speculator_peer
 from outrider.peers.reconnecting import FIRST_ANSWER_S, MIN_SILENCE_S, AnswerDeadline
@@ -79,7 +80,7 @@ async def test_nobody_is_given_up_who_is_told_nothing_or_to_pause(speculator: Sc
         committed.append(3)
         stream.commit()
         await asyncio.sleep(MIN_SILENCE_S + 0.3)  # one commit may have no answer
-        stream.steer(Steering(SpeculationParams(Method.OFF, 8, 32)))
+        stream.steer(Steering(SpeculationParams(OFF, 8, 32)))
         await until(lambda: speculator.steerings)
         for num in range(2, 8):
             committed.extend([3] * speculator_peer.MAX_PAUSED_TOKENS)
@@ -97,13 +98,13 @@ async def test_a_speculator_that_pauses_is_told_what_was_said_before_it_is_to_go
         listener, committed = Listener(), [1, 2]
         stream = speculate(peer, listener, committed)
         await until(lambda: listener.num_drafts)
-        stream.steer(Steering(SpeculationParams(Method.OFF, 8, 32)))
+        stream.steer(Steering(SpeculationParams(OFF, 8, 32)))
         await until(lambda: len(speculator.steerings) == 1)
         for token in range(3, 10):
             committed.append(token)
             stream.commit()
             await asyncio.sleep(0)
-        stream.steer(Steering(SpeculationParams(Method.PEARL, 8, 32)))
+        stream.steer(Steering(SpeculationParams(PEARL, 8, 32)))
         await until(lambda: len(speculator.steerings) == 2)
         [commit] = speculator.commits
         assert (commit.base_len, list(commit.token_ids)) == (2, list(range(3, 10)))
@@ -287,7 +288,7 @@ async def test_of_a_steering_only_what_is_new_is_sent(speculator: ScriptedSpecul
         listener = Listener()
         stream = speculate(peer, listener, [1, 2])
         await until(lambda: listener.num_drafts)
-        stream.steer(Steering(SpeculationParams(Method.PEARL, 8, 32)))
+        stream.steer(Steering(SpeculationParams(PEARL, 8, 32)))
         await until(lambda: len(speculator.steerings) == 1)
         stream.steer(Steering(forward_us=7))
         await until(lambda: len(speculator.steerings) == 2)

@@ -7,7 +7,9 @@ import gc
 
 import pytest
 
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.methods import SPECULATIVE
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Absence
 from outrider.core.tree import Draft
 from outrider.peers.speculator import SpeculationSpec, SpeculatorPeer
@@ -29,7 +31,7 @@ class Nobody:
 async def test_a_stream_that_is_closed_leaves_no_session_whenever_that_is() -> None:
     async with running_speculator(max_num_sessions=400) as speculator:
         peer = SpeculatorPeer(speculator.address, speculator.model)
-        spec = SpeculationSpec("s", 2, SamplingParams(), SpeculationParams(Method.SPECULATIVE))
+        spec = SpeculationSpec("s", 2, SamplingParams(), SpeculationParams(SPECULATIVE))
         gc.disable()  # it would close what was forgotten, some time
         try:
             for num_steps in range(150):

@@ -9,8 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import PEARL
+from outrider.core.params import RetrievalScope, SamplingParams, Source
 from outrider.core.retrieval.plan import RetrievalPlan
+from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Absence
 from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer
@@ -103,7 +105,7 @@ async def test_a_speculator_s_stream_is_opened_again(
     monkeypatch.setattr("outrider.peers.speculator.GARBAGE_RETRY_S", 0.05)
     server, address = peer_and_address
     peer, listener = SpeculatorPeer(address, draft_model()), Listener()
-    spec = SpeculationSpec("s", 2, SamplingParams(), SpeculationParams(Method.PEARL))
+    spec = SpeculationSpec("s", 2, SamplingParams(), SpeculationParams(PEARL))
     stream = peer.speculate(spec, [1, 2], listener)
     await until(lambda: listener.num_lost)
     assert "cannot be parsed" in peer.state.last_error

@@ -13,7 +13,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from outrider.core.params import Method, RetrievalScope, SamplingParams, SpeculationParams
+from outrider.core.methods import PEARL
+from outrider.core.params import RetrievalScope, SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Absence
 from outrider.core.tree import Draft
 from outrider.peers.channel import PeerState
@@ -286,7 +288,7 @@ async def test_a_speculator_that_floods_is_not_listened_to() -> None:
     await server.start()
     peer = SpeculatorPeer(f"127.0.0.1:{port}", draft_model(), max_nodes_per_s=1000)
     listener = Listener()
-    spec = SpeculationSpec("s", 3, SamplingParams(seed=1), SpeculationParams(Method.PEARL))
+    spec = SpeculationSpec("s", 3, SamplingParams(seed=1), SpeculationParams(PEARL))
     with capture_logs() as logs:
         stream = peer.speculate(spec, [1, 2, 3], listener)
         limit = stream._limit

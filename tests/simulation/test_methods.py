@@ -10,16 +10,11 @@ from typing import Any
 
 import pytest
 
-from outrider.core.params import (
-    CardParams,
-    FanOut,
-    Method,
-    Rows,
-    SaguaroParams,
-    SamplingParams,
-    Source,
-    SpeculationParams,
-)
+from outrider.core.methods import AUTO, METHODS, OFF, RETRIEVAL
+from outrider.core.methods.card import CardParams
+from outrider.core.methods.saguaro import FanOut, SaguaroParams
+from outrider.core.params import Rows, SamplingParams, Source
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.models.demo.training.corpus import code_prompts, load_corpus
 from outrider.models.loading import load_model
 from outrider_bench.costs import CPU, Costs
@@ -67,12 +62,14 @@ def of(method: Method, **fields: Any) -> SpeculationParams:
     return SpeculationParams(method, CHAIN_LEN, 64, 0.2, **fields)
 
 
-SPECULATIVE, PEARL, CARD, SAGUARO = map(of, (Method.SPECULATIVE, Method.PEARL, Method.CARD, Method.SAGUARO))
-BEST_FIRST, BEST_CHAIN = of(Method.BEST_FIRST, rows=Rows.TREE), of(Method.BEST_FIRST)
+SPECULATIVE, PEARL, CARD, SAGUARO = map(
+    of, (METHODS["speculative"], METHODS["pearl"], METHODS["card"], METHODS["saguaro"])
+)
+BEST_FIRST, BEST_CHAIN = of(METHODS["best-first"], rows=Rows.TREE), of(METHODS["best-first"])
 
 
 def test_a_round_of_plain_decoding_takes_what_it_costs() -> None:
-    assert simulated(0.7, of(Method.OFF)).throughput == pytest.approx(1e3 / 21.0)
+    assert simulated(0.7, of(OFF)).throughput == pytest.approx(1e3 / 21.0)
 
 
 @pytest.mark.suite
@@ -92,12 +89,12 @@ def test_no_other_method_is_faster_than_best_first(temperature: float) -> None:
 
 
 def test_a_sub_tree_brings_more_tokens_a_forward_than_a_chain_where_the_draft_model_is_unsure() -> None:
-    tree, chain = simulated(1.0, of(Method.BEST_FIRST, rows=Rows.TREE, max_rows=16)), simulated(1.0, BEST_CHAIN)
+    tree, chain = simulated(1.0, of(METHODS["best-first"], rows=Rows.TREE, max_rows=16)), simulated(1.0, BEST_CHAIN)
     assert tree.tokens_per_forward > 1.1 * chain.tokens_per_forward
 
 
 @pytest.mark.suite
-@pytest.mark.parametrize("params", [BEST_FIRST, CARD, SAGUARO], ids=lambda params: params.method.value)
+@pytest.mark.parametrize("params", [BEST_FIRST, CARD, SAGUARO], ids=lambda params: params.method.name)
 def test_without_the_targets_noise_the_next_token_is_known_much_less_often(params: SpeculationParams) -> None:
     with_noise, without = simulated(1.0, params), simulated(1.0, replace(params, shared_noise=False))
     assert with_noise.hit_rate > 0.75  # 0.91, 0.90, 0.88
@@ -106,9 +103,9 @@ def test_without_the_targets_noise_the_next_token_is_known_much_less_often(param
 
 @pytest.mark.suite
 def test_geometric_fan_outs_know_more_than_uniform_ones_for_chains_of_a_given_length() -> None:
-    paper = of(Method.SAGUARO, shared_noise=False)
+    paper = of(METHODS["saguaro"], shared_noise=False)
     geometric, uniform = (
-        simulated(1.0, replace(paper, min_path_probability=0.0, saguaro=SaguaroParams(fan_out=shape)))
+        simulated(1.0, replace(paper, min_path_probability=0.0, own=(SaguaroParams(fan_out=shape),)))
         for shape in (FanOut.GEOMETRIC, FanOut.UNIFORM)
     )
     assert geometric.hit_rate > 1.1 * uniform.hit_rate
@@ -116,14 +113,14 @@ def test_geometric_fan_outs_know_more_than_uniform_ones_for_chains_of_a_given_le
 
 @pytest.mark.suite
 def test_a_wider_beam_knows_more_and_in_the_end_takes_too_long() -> None:
-    narrow, usual, wide = (simulated(0.7, of(Method.CARD, card=CardParams(width))) for width in (5, 16, 200))
+    narrow, usual, wide = (simulated(0.7, of(METHODS["card"], own=(CardParams(width),))) for width in (5, 16, 200))
     assert usual.hit_rate > narrow.hit_rate
     assert wide.throughput < 0.9 * usual.throughput
 
 
 @pytest.mark.parametrize(("params", "temperature"), [(BEST_FIRST, 0.0), (BEST_FIRST, 1.0), (PEARL, 1.0)])
 def test_a_drafter_that_is_far_away_is_never_waited_for_in_vain(params: SpeculationParams, temperature: float) -> None:
-    plain = simulated(temperature, of(Method.OFF), "twelve forwards away").throughput
+    plain = simulated(temperature, of(OFF), "twelve forwards away").throughput
     assert simulated(temperature, params, "twelve forwards away").throughput > 0.97 * plain
 
 
@@ -138,7 +135,7 @@ def test_with_a_draft_that_is_slow_and_always_wrong_auto_is_as_fast_as_off(one_w
     for number in range(20):
         prompt, text = texts(1.0)[number % NUM_PROMPTS]
         sampling = SamplingParams(seed=0, temperature=1.0)
-        time_ms += simulation.generate(prompt, text, sampling, of(Method.AUTO, retrieval=True))[0]
+        time_ms += simulation.generate(prompt, text, sampling, of(AUTO, retrieval=True))[0]
         draft_forwards.append(simulation.num_draft_forwards - sum(draft_forwards))
     assert time_ms <= 20 * NUM_TOKENS * 21.0 / 0.98
     assert draft_forwards[0] > 0
@@ -147,7 +144,7 @@ def test_with_a_draft_that_is_slow_and_always_wrong_auto_is_as_fast_as_off(one_w
 
 def test_with_a_good_draft_auto_is_nearly_as_fast_as_the_best_method() -> None:
     auto, best = (
-        simulated(0.0, of(method, rows=Rows.TREE, retrieval=True)) for method in (Method.AUTO, Method.BEST_FIRST)
+        simulated(0.0, of(method, rows=Rows.TREE, retrieval=True)) for method in (AUTO, METHODS["best-first"])
     )
     assert auto.throughput > 0.9 * best.throughput
 
@@ -155,7 +152,7 @@ def test_with_a_good_draft_auto_is_nearly_as_fast_as_the_best_method() -> None:
 @pytest.mark.parametrize(("source", "least"), [(Source.RECYCLED, 1.4), (Source.POOL, 1.9)])
 def test_what_the_target_has_computed_before_drafts_for_it_without_a_model(source: Source, least: float) -> None:
     prompt, text = texts(0.0)[0]
-    params, sampling = of(Method.RETRIEVAL, rows=Rows.TREE, sources=(source,)), SamplingParams(temperature=0.0)
+    params, sampling = of(RETRIEVAL, rows=Rows.TREE, sources=(source,)), SamplingParams(temperature=0.0)
     with pytest.raises(ValueError, match=r"a target must be given for the ratio rule, .* and for sources"):
         Simulation(draft_model(), CPU).generate(prompt, text, sampling, params)
     _, statistics = Simulation(draft_model(), CPU, target_model()).generate(prompt, text, sampling, params)

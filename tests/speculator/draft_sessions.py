@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.methods import SPECULATIVE
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft
 from outrider.models.runner import Segment
 from outrider.models.sampling import Sampler
@@ -30,7 +32,7 @@ class Collector:
 
 
 def spec(session_id: str) -> DraftSessionSpec:
-    speculation = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=3, lookahead=3)
+    speculation = SpeculationParams(SPECULATIVE, num_speculative_tokens=3, lookahead=3)
     return DraftSessionSpec(session_id, PROMPT, len(PROMPT), SAMPLING, speculation, draft_model().vocab_size)
 
 

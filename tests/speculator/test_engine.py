@@ -11,7 +11,8 @@ from typing import cast
 import pytest
 
 from outrider.core.blocks import PrefixScope
-from outrider.core.params import Method, SpeculationParams, Steering
+from outrider.core.methods import OFF
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.models.engine import MAX_FAILED_STEPS
 from outrider.speculator.engine import Engine
 from tests.speculator.draft_sessions import PROMPT, Collector, expected_chain, spec
@@ -104,7 +105,7 @@ def test_an_engine_that_fails_every_step_says_so() -> None:
     assert runner.num_failed == MAX_FAILED_STEPS + 1
 
 
-PAUSE = Steering(SpeculationParams(Method.OFF))
+PAUSE = Steering(SpeculationParams(OFF))
 
 
 @pytest.mark.parametrize(

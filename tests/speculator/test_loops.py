@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from outrider.core.params import (
-    AcceptanceRule,
-    BestFirstParams,
-    Method,
-    Rows,
-    SamplingParams,
-    SpeculationParams,
-    Steering,
-)
+from outrider.core.methods import BEST_FIRST, CARD, DOUBLE, OFF, PEARL, SPECULATIVE
+from outrider.core.methods.best_first import BestFirstParams
+from outrider.core.params import AcceptanceRule, Rows, SamplingParams
+from outrider.core.speculation import Method, SpeculationParams, Steering
 from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.rows import UNSETTLED, RowDraws
@@ -32,9 +27,9 @@ from tests.support.cuda_twins import TWIN_GPU, TWINS, best_tokens
 from tests.support.services import draft_model
 from tests.support.tiny_models import VOCAB_SIZE, build, text
 
-CHAIN = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=5, lookahead=5)
-AHEAD = SpeculationParams(Method.PEARL, num_speculative_tokens=4, lookahead=16, min_path_probability=0.01)
-IN_TURNS = SpeculationParams(Method.BEST_FIRST, 12, 12, rows=Rows.TREE, best_first=BestFirstParams(serial=True))
+CHAIN = SpeculationParams(SPECULATIVE, num_speculative_tokens=5, lookahead=5)
+AHEAD = SpeculationParams(PEARL, num_speculative_tokens=4, lookahead=16, min_path_probability=0.01)
+IN_TURNS = SpeculationParams(BEST_FIRST, 12, 12, rows=Rows.TREE, own=(BestFirstParams(serial=True),))
 IN_TURNS_TO_THE_END = replace(IN_TURNS, rows=Rows.CHAIN)
 """However improbable the path becomes, it is gone on with while that pays."""
 SPECS: list[tuple[SamplingParams, SpeculationParams]] = [
@@ -44,8 +39,8 @@ SPECS: list[tuple[SamplingParams, SpeculationParams]] = [
     (SamplingParams(seed=3, temperature=0.5, repetition_penalty=1.2), CHAIN),
     (SamplingParams(seed=4), replace(CHAIN, acceptance_rule=AcceptanceRule.RATIO)),
     (SamplingParams(seed=5), replace(CHAIN, calibration=False)),
-    (SamplingParams(seed=6), SpeculationParams(Method.CARD)),
-    (SamplingParams(seed=7), SpeculationParams(Method.DOUBLE, num_speculative_tokens=6)),
+    (SamplingParams(seed=6), SpeculationParams(CARD)),
+    (SamplingParams(seed=7), SpeculationParams(DOUBLE, num_speculative_tokens=6)),
     (SamplingParams(seed=8), replace(CHAIN, shared_noise=False)),
     (SamplingParams(seed=9, temperature=0.8), IN_TURNS),
 ]
@@ -191,7 +186,7 @@ def test_a_loop_goes_on_only_with_a_loop(num_speculative_tokens: int, told: list
     stepped, noted = Stepped(loops=True), list[bool]()
     choice = stepped.engine._loop_choice
     choice.observe = lambda *_, goes_on, **__: noted.append(goes_on)  # type: ignore[method-assign]
-    params = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens, num_speculative_tokens)
+    params = SpeculationParams(SPECULATIVE, num_speculative_tokens, num_speculative_tokens)
     stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), Sink())
     stepped.settle()
     # Steps of which there are too few for a loop are made one by one.
@@ -214,7 +209,7 @@ def test_loops_are_as_long_as_chains_have_been(min_path_probability: float, most
         return length
 
     stepped.engine._loop_choice.choose = noted  # type: ignore[method-assign]
-    params = SpeculationParams(Method.SPECULATIVE, most, most, min_path_probability=min_path_probability)
+    params = SpeculationParams(SPECULATIVE, most, most, min_path_probability=min_path_probability)
     spec = DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE)
     stepped.engine.open(spec, Sink())
     for number in range(6):
@@ -224,7 +219,7 @@ def test_loops_are_as_long_as_chains_have_been(min_path_probability: float, most
     assert set(chosen[3:]) == {length}
 
 
-@pytest.mark.parametrize(("method", "most"), [(Method.SPECULATIVE, 12), (Method.PEARL, 8)])
+@pytest.mark.parametrize(("method", "most"), [(SPECULATIVE, 12), (PEARL, 8)])
 def test_a_commit_waits_for_eight_steps_at_most_where_the_target_does_not_wait_for_drafts(
     method: Method, most: int
 ) -> None:
@@ -234,7 +229,7 @@ def test_a_commit_waits_for_eight_steps_at_most_where_the_target_does_not_wait_f
     stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), Sink())
     stepped.settle()
     assert asked[0] == most
-    other = Method.PEARL if method is Method.SPECULATIVE else Method.SPECULATIVE
+    other = PEARL if method is SPECULATIVE else SPECULATIVE
     stepped.engine.steer("s", Steering(replace(params, method=other)))
     stepped.engine.commit("s", (1,))
     asked.clear()
@@ -354,7 +349,7 @@ def test_a_paused_draft_is_nobody_s_reason_to_end() -> None:
     stepped.settle()
     session = stepped.engine.sessions["s9"].session
     assert session.awaited_draft() is not None
-    stepped.engine.steer("s9", Steering(SpeculationParams(Method.OFF)))
+    stepped.engine.steer("s9", Steering(SpeculationParams(OFF)))
     stepped.settle()
     assert session.awaited_draft() is None
 

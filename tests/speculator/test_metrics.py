@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.methods import SPECULATIVE
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft
 from outrider.speculator.engine import Engine
 from outrider.speculator.metrics import read_drafts
@@ -61,7 +63,7 @@ class Nobody:
 
 def test_a_session_that_begins_with_output_is_a_resync() -> None:
     engine = Engine(draft_model())
-    params = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=3, lookahead=3)
+    params = SpeculationParams(SPECULATIVE, num_speculative_tokens=3, lookahead=3)
     for name, num_prompt_tokens in (("new", 4), ("again", 3)):
         vocab_size = draft_model().vocab_size
         spec = DraftSessionSpec(name, (5, 6, 7, 8), num_prompt_tokens, SamplingParams(seed=1), params, vocab_size)

@@ -10,7 +10,10 @@ import pytest
 
 from outrider.core.acceptance import DraftNoise
 from outrider.core.growth import Candidate, Expansion
-from outrider.core.params import AcceptanceRule, Method, SaguaroParams, SamplingParams, SpeculationParams
+from outrider.core.methods import DOUBLE, PEARL, SAGUARO, SPECULATIVE
+from outrider.core.methods.saguaro import SaguaroParams
+from outrider.core.params import AcceptanceRule, SamplingParams
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import Draft, DraftTree
 from outrider.models.ratio import DraftDraw, draft_candidates
 from outrider.models.runner import Segment
@@ -21,7 +24,7 @@ from tests.speculator.draft_sessions import spec as match_spec
 from tests.support.services import draft_model
 
 SAMPLING = SamplingParams(seed=9, temperature=0.9, top_p=0.95)
-SPECULATION = SpeculationParams(Method.SPECULATIVE, 3, 3, acceptance_rule=AcceptanceRule.RATIO, shared_noise=False)
+SPECULATION = SpeculationParams(SPECULATIVE, 3, 3, acceptance_rule=AcceptanceRule.RATIO, shared_noise=False)
 
 
 @pytest.fixture
@@ -91,7 +94,7 @@ def test_sessions_under_both_rules_share_forwards(engine: Engine) -> None:
 def test_saguaros_bias_is_in_the_rows(engine: Engine, num_biased: int, expected: Sequence[int]) -> None:
     saguaro = SaguaroParams(budget=18, bias=0.25, num_biased=num_biased)
     sink = Collector()
-    engine.open(spec("s", replace(SPECULATION, method=Method.SAGUARO, saguaro=saguaro)), sink)
+    engine.open(spec("s", replace(SPECULATION, method=SAGUARO, own=(saguaro,))), sink)
     assert_is(sink.drafts.get(timeout=30), drawn_chain(PROMPT, bias=0.25, num_biased=expected))
 
 
@@ -112,9 +115,7 @@ def test_nothing_is_ranked_with_the_targets_noise(shared_noise: bool) -> None:
     assert drafting.ranking.is_greedy
 
 
-@pytest.mark.parametrize(
-    ("method", "has_phrase"), [(Method.SPECULATIVE, False), (Method.PEARL, False), (Method.DOUBLE, True)]
-)
+@pytest.mark.parametrize(("method", "has_phrase"), [(SPECULATIVE, False), (PEARL, False), (DOUBLE, True)])
 def test_phrases_speed_up_only_those_whose_every_forward_is_a_message(method: Method, has_phrase: bool) -> None:
     """Otherwise samples that agree with a phrase would be sent sooner than others."""
     repeated = replace(

@@ -7,7 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.params import CardParams, Method, SamplingParams, Source, SpeculationParams, Steering
+from outrider.core.methods import CARD
+from outrider.core.methods.card import CardParams
+from outrider.core.params import SamplingParams, Source
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.tree import Draft, DraftTree, Node, SparseRow
 from outrider.models.ratio import candidates
 from outrider.models.sampling import Sampler
@@ -187,7 +190,7 @@ def grown(drafting: DraftSession) -> list[Draft]:
 def wide_drafting(**fields: object) -> DraftSession:
     model = draft_model()
     prompt = tuple(model.tokenizer.encode("def read(self, size):\n    ", add_special_tokens=False))
-    speculation = SpeculationParams(Method.CARD, 12, 64, 0.2, card=CardParams(beam_width=200))
+    speculation = SpeculationParams(CARD, 12, 64, 0.2, own=(CardParams(beam_width=200),))
     spec = DraftSessionSpec("s", prompt, len(prompt), SamplingParams(seed=3), speculation, model.vocab_size)
     return DraftSession(replace(spec, **fields), model.runner.new_cache(), model.max_context_len)  # type: ignore[arg-type]
 

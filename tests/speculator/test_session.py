@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from outrider.core.calibration import DraftCalibration, DraftKey
 from outrider.core.growth import Candidate, Child, Expansion, all_children
-from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, SpeculationParams, Steering
+from outrider.core.methods import BEST_FIRST, CARD, OFF, OPT_TREE, PEARL, SAGUARO, SEQUOIA, SPECULATIVE
+from outrider.core.methods.best_first import BestFirstParams
+from outrider.core.params import Rows, SamplingParams
 from outrider.core.retrieval.prior import PriorTable
+from outrider.core.speculation import Method, SpeculationParams, Steering
 from outrider.core.tree import DraftTree, Node, StreamNodes
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
@@ -95,10 +98,10 @@ def grow_once(drafting: DraftSession, runner: Runner, max_rows: int = 64) -> boo
     return True
 
 
-METHODS = [Method.PEARL, Method.CARD, Method.SAGUARO, Method.BEST_FIRST, Method.OPT_TREE, Method.SEQUOIA]
+METHODS = [PEARL, CARD, SAGUARO, BEST_FIRST, OPT_TREE, SEQUOIA]
 
 
-def make_drafting(runner: Runner, *, bushy: bool = False, method: Method = Method.PEARL) -> DraftSession:
+def make_drafting(runner: Runner, *, bushy: bool = False, method: Method = PEARL) -> DraftSession:
     spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(method, 3, 6), VOCAB_SIZE)
     drafting = DraftSession(spec, runner.new_cache(), runner.max_context_len)
     if bushy:
@@ -109,15 +112,15 @@ def make_drafting(runner: Runner, *, bushy: bool = False, method: Method = Metho
 def test_what_grows_next_is_asked_anew_when_the_caller_steers(runner: Runner) -> None:
     drafting = make_drafting(runner)
     assert drafting.next_expansion() is not None
-    drafting.steer(Steering(SpeculationParams(Method.OFF)))
+    drafting.steer(Steering(SpeculationParams(OFF)))
     assert drafting.next_expansion() is None
-    drafting.steer(Steering(SpeculationParams(Method.PEARL, 3, 6)))
+    drafting.steer(Steering(SpeculationParams(PEARL, 3, 6)))
     assert drafting.next_expansion() is not None
 
 
 def in_turns(runner: Runner, num_at_once: int = 1) -> DraftSession:
     own_params = BestFirstParams(serial=True)
-    params = SpeculationParams(Method.BEST_FIRST, 8, 8, rows=Rows.TREE, best_first=own_params)
+    params = SpeculationParams(BEST_FIRST, 8, 8, rows=Rows.TREE, own=(own_params,))
     spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, params, VOCAB_SIZE)
     return DraftSession(spec, runner.new_cache(), runner.max_context_len, num_at_once=num_at_once)
 
@@ -187,7 +190,7 @@ def test_candidates_that_the_draft_model_finds_too_improbable_are_not_judged(run
     assert claimed[0] == [5, 6]
 
 
-@pytest.mark.parametrize("method", [Method.SPECULATIVE, Method.OPT_TREE, Method.SEQUOIA, Method.PEARL])
+@pytest.mark.parametrize("method", [SPECULATIVE, OPT_TREE, SEQUOIA, PEARL])
 def test_where_the_target_waits_nothing_deeper_grows_than_it_can_verify(runner: Runner, method: Method) -> None:
     depths = []
     for most in (0, 2, 9):
@@ -196,13 +199,13 @@ def test_where_the_target_waits_nothing_deeper_grows_than_it_can_verify(runner: 
         # What is said later without a number leaves it as it was.
         drafting.steer(Steering(forward_us=1000))
         while (expansion := drafting.next_expansion()) is not None:
-            assert expansion.max_len <= (6 if method is Method.PEARL else most or 3)
+            assert expansion.max_len <= (6 if method is PEARL else most or 3)
             grow_once(drafting, runner)
         drafting.commit([*path_to(drafting.tree, drafting.tree.root)[:1]])
         while grow_once(drafting, runner):
             pass
         depths.append(max(node.position for node in drafting.tree.live_nodes()) - drafting.tree.root.position)
-    assert depths == ([6, 6, 6] if method is Method.PEARL else [3, 2, 3])
+    assert depths == ([6, 6, 6] if method is PEARL else [3, 2, 3])
 
 
 @settings(deadline=None, max_examples=60)
@@ -210,7 +213,7 @@ def test_where_the_target_waits_nothing_deeper_grows_than_it_can_verify(runner: 
 def test_every_row_sees_its_own_path_whatever_was_committed_before(
     runner: Runner, data: st.DataObject, method: Method | None
 ) -> None:
-    drafting = make_drafting(runner, bushy=method is None, method=method or Method.PEARL)
+    drafting = make_drafting(runner, bushy=method is None, method=method or PEARL)
     for _ in range(data.draw(st.integers(1, 5))):
         for _ in range(data.draw(st.integers(0, 4))):
             grow_once(drafting, runner)
@@ -223,7 +226,7 @@ def test_every_row_sees_its_own_path_whatever_was_committed_before(
 
 
 def test_a_long_prompt_goes_through_in_pieces(runner: Runner) -> None:
-    spec = DraftSessionSpec("s", tuple(range(1, 24)), 23, SAMPLING, SpeculationParams(Method.PEARL, 3, 6), VOCAB_SIZE)
+    spec = DraftSessionSpec("s", tuple(range(1, 24)), 23, SAMPLING, SpeculationParams(PEARL, 3, 6), VOCAB_SIZE)
     drafting = DraftSession(spec, runner.new_cache(), runner.max_context_len)
     for _ in range(3):
         grow_once(drafting, runner, max_rows=8)
@@ -258,7 +261,7 @@ def test_what_is_sent_builds_the_same_tree_at_the_other_end(runner: Runner, bush
 
 
 def test_growth_ends_at_the_end_of_the_draft_models_context(runner: Runner) -> None:
-    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(Method.PEARL, 3, 6), VOCAB_SIZE)
+    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(PEARL, 3, 6), VOCAB_SIZE)
     drafting = DraftSession(spec, runner.new_cache(), max_context_len=6)
     while grow_once(drafting, runner):
         pass
@@ -291,14 +294,14 @@ def chain_of(drafting: DraftSession) -> list[int]:
 
 
 def retrieving(runner: Runner, *documents: list[int], lookahead: int = 16) -> DraftSession:
-    params = SpeculationParams(Method.PEARL, 3, lookahead, retrieval=True)
+    params = SpeculationParams(PEARL, 3, lookahead, retrieval=True)
     spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, params, VOCAB_SIZE)
     tiers = Tiers(PriorTable.build(documents, 4))
     return DraftSession(spec, runner.new_cache(), runner.max_context_len, tiers=tiers, draft_calibration=Untaught())
 
 
 def plain(runner: Runner, lookahead: int = 16) -> DraftSession:
-    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(Method.PEARL, 3, lookahead), VOCAB_SIZE)
+    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(PEARL, 3, lookahead), VOCAB_SIZE)
     return DraftSession(spec, runner.new_cache(), runner.max_context_len, draft_calibration=Untaught())
 
 
@@ -356,7 +359,7 @@ def test_no_phrase_goes_beyond_the_lookahead_or_the_context(runner: Runner) -> N
     drafting = retrieving(runner, document, lookahead=6)
     grow_all(drafting, runner)
     assert len(drafting.tree.best_chain(100)) == 6
-    params = SpeculationParams(Method.PEARL, 3, 16, retrieval=True)
+    params = SpeculationParams(PEARL, 3, 16, retrieval=True)
     spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, params, VOCAB_SIZE)
     short = DraftSession(spec, runner.new_cache(), 9, tiers=Tiers(PriorTable.build([document], 4)))
     grow_all(short, runner)

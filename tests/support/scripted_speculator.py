@@ -10,7 +10,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.methods import PEARL
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Absence
 from outrider.core.tree import Draft
 from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
@@ -166,7 +168,7 @@ class AModel:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 
-SPEC = SpeculationSpec("s", 2, SamplingParams(seed=1), SpeculationParams(Method.PEARL, 8, 32))
+SPEC = SpeculationSpec("s", 2, SamplingParams(seed=1), SpeculationParams(PEARL, 8, 32))
 
 
 @asynccontextmanager

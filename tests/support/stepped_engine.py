@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.ratio import PendingRounds

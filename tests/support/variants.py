@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS, OFF
 
 VARIANTS = (
     "off",
-    *(method.value for method in Method if method is not Method.OFF),
+    *(method.name for method in METHODS.values() if method is not OFF),
     "pearl+retrieval",
     "best-first+retrieval",
-    *(f"{method.value} tree" for method in Method if method.has_draft_model),
+    *(f"{method.name} tree" for method in METHODS.values() if method.has_draft_model),
     "retrieval tree",
     *(f"retrieval+{source}{rows}" for source in ("recycled", "pool") for rows in ("", " tree")),
     "pearl+recycled",
@@ -26,7 +26,7 @@ def options_of(variant: str) -> dict[str, Any]:
     base, _, retrieval = name.partition("+")
     return {
         "method": base,
-        "rows": rows or ("chain" if Method(base).has_draft_model else None),
+        "rows": rows or ("chain" if METHODS[base].has_draft_model else None),
         "retrieval": True if retrieval else None,
         "sources": retrieval.split(",") if retrieval not in ("", "retrieval") else None,
     }

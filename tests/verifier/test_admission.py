@@ -8,20 +8,25 @@ import pytest
 from jinja2 import TemplateError
 
 from outrider.core.auto.strategies import opening_params, params_of, strategies_of
-from outrider.core.costs import Waiting, waiting_of
-from outrider.core.methods import growth_policy
-from outrider.core.params import (
-    TIERS,
-    AcceptanceRule,
-    InvalidParameter,
-    Method,
-    RetrievalScope,
-    Rows,
-    Source,
-    SpeculationParams,
+from outrider.core.methods import (
+    AUTO,
+    BEST_FIRST,
+    DOUBLE,
+    METHODS,
+    OFF,
+    PEARL,
+    RETRIEVAL,
+    SAGUARO,
+    SPACELIKE,
+    growth_policy,
 )
-from outrider.core.retrieval.plan import draft_plan
+from outrider.core.methods.best_first import BestFirstParams
+from outrider.core.methods.double import DoubleParams
+from outrider.core.methods.saguaro import SaguaroParams
+from outrider.core.params import TIERS, AcceptanceRule, InvalidParameter, RetrievalScope, Rows, Source
+from outrider.core.retrieval.sides import draft_plan
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import Method, SpeculationLimits, SpeculationParams, Waiting
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.v1 import types_pb2, verifier_pb2
@@ -29,7 +34,7 @@ from outrider.verifier.admission import Limits, prompt_token_ids, session_specs
 from outrider.verifier.service import limits_of
 from outrider.verifier.settings import VerifierSettings
 from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
-from outrider.wire.speculation import METHODS_TO_PROTO, SpeculationLimits, speculation_from_proto, speculation_to_proto
+from outrider.wire.speculation import METHODS_TO_PROTO, speculation_from_proto, speculation_to_proto
 from tests.support.services import target_model
 
 SHARING = SpeculationParams(retrieval_scope=RetrievalScope.TENANT)
@@ -61,15 +66,15 @@ def admitted(
 
 @pytest.mark.parametrize("has_speculator", [False, True])
 @pytest.mark.parametrize("has_datastore", [False, True])
-@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize("method", METHODS.values())
 def test_a_method_is_served_or_its_missing_peer_is_named(
     method: Method, has_speculator: bool, has_datastore: bool
 ) -> None:
     peers = {"has_speculator": has_speculator, "has_datastore": has_datastore}
     if method.needs_draft_model and not has_speculator:
-        with pytest.raises(FailedPrecondition, match=f"method {method.value} needs a speculator"):
+        with pytest.raises(FailedPrecondition, match=f"method {method.name} needs a speculator"):
             admitted(method, **peers)
-    elif method is Method.SPACELIKE and not has_datastore:
+    elif method is SPACELIKE and not has_datastore:
         with pytest.raises(FailedPrecondition, match="method spacelike needs a datastore"):
             admitted(method, **peers)
     else:
@@ -77,36 +82,34 @@ def test_a_method_is_served_or_its_missing_peer_is_named(
         assert (spec.speculation.method, spec.requested_method) == (method, None)
 
 
-@pytest.mark.parametrize("method", [method for method in Method if method.needs_draft_model])
+@pytest.mark.parametrize("method", [method for method in METHODS.values() if method.needs_draft_model])
 def test_who_brings_the_drafts_needs_no_speculator(method: Method) -> None:
     spec = admitted(method, brings_drafts=True)
     assert (spec.speculation.method, spec.requested_method) == (method, None)
 
 
 def test_a_fallback_shares_as_the_request_says_or_else_as_the_server_does() -> None:
-    spec = admitted(Method.PEARL, has_datastore=True, allow_fallback=True, num_speculative_tokens=5)
+    spec = admitted(PEARL, has_datastore=True, allow_fallback=True, num_speculative_tokens=5)
     params = spec.speculation
-    assert (params.method, spec.requested_method) == (Method.RETRIEVAL, Method.PEARL)
+    assert (params.method, spec.requested_method) == (RETRIEVAL, PEARL)
     assert (params.retrieval_scope, params.contribute) == (RetrievalScope.TENANT, True)
     assert params.num_speculative_tokens == 5
     said = {"scope": types_pb2.RETRIEVAL_SCOPE_GLOBAL, "contribute": False}
-    spec = admitted(Method.DOUBLE, has_datastore=True, allow_fallback=True, retrieval_params=said)
+    spec = admitted(DOUBLE, has_datastore=True, allow_fallback=True, retrieval_params=said)
     assert (spec.speculation.retrieval_scope, spec.speculation.contribute) == (RetrievalScope.GLOBAL, False)
 
 
 def test_a_fallback_looks_where_the_request_says() -> None:
     asked = {"sources": [types_pb2.SOURCE_POOL, types_pb2.SOURCE_PRIOR]}
-    spec = admitted(Method.PEARL, has_datastore=True, allow_fallback=True, retrieval=True, retrieval_params=asked)
+    spec = admitted(PEARL, has_datastore=True, allow_fallback=True, retrieval=True, retrieval_params=asked)
     assert spec.speculation.sources == (Source.POOL, Source.PRIOR)
-    assert (
-        admitted(Method.PEARL, allow_fallback=True, retrieval=True, retrieval_params=asked).speculation.sources == TIERS
-    )
+    assert admitted(PEARL, allow_fallback=True, retrieval=True, retrieval_params=asked).speculation.sources == TIERS
 
 
 @pytest.mark.parametrize("sources", [(Source.POOL, Source.RECYCLED), (Source.RECYCLED, Source.RING, Source.PRIOR)])
 def test_what_auto_asks_a_speculator_for_names_the_tiers_alone(sources: tuple[Source, ...]) -> None:
     asked = {"sources": [source.value for source in sources]}
-    spec = admitted(Method.AUTO, has_speculator=True, retrieval_params=asked)
+    spec = admitted(AUTO, has_speculator=True, retrieval_params=asked)
     assert spec.speculation.sources == sources
     tiers = tuple(source for source in sources if source in TIERS)
     for way in strategies_of(spec.speculation):
@@ -122,10 +125,10 @@ def test_what_auto_asks_a_speculator_for_names_the_tiers_alone(sources: tuple[So
 
 
 def test_a_fallback_has_neither_rows_nor_rule_of_the_method_it_replaces() -> None:
-    params = admitted(Method.BEST_FIRST, allow_fallback=True, max_rows=7, shared_noise=False).speculation
-    assert (params.method, params.rows, params.retrieves) == (Method.OFF, Rows.CHAIN, False)
+    params = admitted(BEST_FIRST, allow_fallback=True, max_rows=7, shared_noise=False).speculation
+    assert (params.method, params.rows, params.retrieves) == (OFF, Rows.CHAIN, False)
     ratio = types_pb2.ACCEPTANCE_RULE_RATIO
-    params = admitted(Method.PEARL, has_datastore=True, allow_fallback=True, acceptance_rule=ratio).speculation
+    params = admitted(PEARL, has_datastore=True, allow_fallback=True, acceptance_rule=ratio).speculation
     assert (params.acceptance_rule, params.shared_noise) == (AcceptanceRule.MATCH, True)
 
 
@@ -135,9 +138,9 @@ def test_where_nothing_is_drawn_the_match_rule_stands_in_for_the_ratio_rule(
 ) -> None:
     biased = types_pb2.SaguaroParams(bias=0.5)
     ratio = types_pb2.ACCEPTANCE_RULE_RATIO
-    spec = admitted(Method.SAGUARO, has_speculator=True, temperature=temperature, acceptance_rule=ratio, saguaro=biased)
+    spec = admitted(SAGUARO, has_speculator=True, temperature=temperature, acceptance_rule=ratio, saguaro=biased)
     assert spec.speculation.acceptance_rule is rule
-    assert spec.speculation.saguaro.bias == (0.5 if rule is AcceptanceRule.RATIO else 1.0)
+    assert spec.speculation.of(SaguaroParams).bias == (0.5 if rule is AcceptanceRule.RATIO else 1.0)
 
 
 def test_the_server_s_settings_become_its_limits_and_defaults() -> None:
@@ -149,7 +152,7 @@ def test_the_server_s_settings_become_its_limits_and_defaults() -> None:
     assert allowed.spacelike_scope is RetrievalScope.TENANT
     said = limits_of(VerifierSettings(retrieval_scope="session", default_method="best-first"))
     assert said.speculation.spacelike_scope is RetrievalScope.SESSION, "who says so shares with nobody"
-    assert said.defaults.method is Method.BEST_FIRST
+    assert said.defaults.method is BEST_FIRST
 
 
 @pytest.mark.parametrize(
@@ -171,17 +174,18 @@ def test_a_draft_model_in_the_verifier_s_process_may_share_its_gpu(
 
 
 def test_where_both_models_share_a_gpu_all_that_auto_drafts_is_waited_for() -> None:
-    spec = admitted(Method.AUTO, has_speculator=True, shares_gpu=True)
+    spec = admitted(AUTO, has_speculator=True, shares_gpu=True)
     methods = [strategy.method for strategy in strategies_of(spec.speculation, shares_gpu=spec.shares_gpu)]
-    assert methods == [Method.BEST_FIRST, Method.DOUBLE, Method.RETRIEVAL, Method.OFF]
+    assert methods == [BEST_FIRST, DOUBLE, RETRIEVAL, OFF]
     drafted = [params_of(strategy, spec.speculation) for strategy in strategies_of(spec.speculation, shares_gpu=True)]
-    assert all(params.takes_turns(params.method) for params in drafted if params.method.has_draft_model)
-    assert {waiting_of(method, spec.speculation) for method in methods[:2]} == {Waiting.ALWAYS}
+    waiting = [params.method.waits(params) for params in drafted if params.method.has_draft_model]
+    waiting += [method.waits(spec.speculation) for method in methods[:2]]
+    assert set(waiting) == {Waiting.IN_TURNS}
     assert all(growth_policy(params) for params in drafted if params.method.has_draft_model)
-    assert opening_params(spec.speculation, shares_gpu=True).best_first.serial
-    elsewhere = admitted(Method.AUTO, has_speculator=True, shares_gpu=True, brings_drafts=True)
-    assert (elsewhere.shares_gpu, elsewhere.speculation.double.serial) == (False, False)
-    assert not elsewhere.speculation.best_first.serial
+    assert opening_params(spec.speculation, shares_gpu=True).of(BestFirstParams).serial
+    elsewhere = admitted(AUTO, has_speculator=True, shares_gpu=True, brings_drafts=True)
+    assert (elsewhere.shares_gpu, elsewhere.speculation.of(DoubleParams).serial) == (False, False)
+    assert not elsewhere.speculation.of(BestFirstParams).serial
 
 
 @pytest.mark.parametrize(
@@ -199,17 +203,17 @@ def test_where_both_models_share_a_gpu_all_that_auto_drafts_is_waited_for() -> N
 def test_on_a_gpu_that_both_models_share_best_first_takes_turns_unless_the_request_says_otherwise(
     asked: dict[str, Any], *, serial: bool
 ) -> None:
-    own = admitted(Method.BEST_FIRST, has_speculator=True, shares_gpu=True, **asked).speculation.best_first
+    own = admitted(BEST_FIRST, has_speculator=True, shares_gpu=True, **asked).speculation.of(BestFirstParams)
     assert own.serial == serial
     assert own.num_children == asked.get("best_first", {}).get("num_children", 8)
-    elsewhere = admitted(Method.BEST_FIRST, has_speculator=True, **asked).speculation.best_first
+    elsewhere = admitted(BEST_FIRST, has_speculator=True, **asked).speculation.of(BestFirstParams)
     assert elsewhere.serial == (asked.get("best_first", {}).get("serial", False))
 
 
 @pytest.mark.parametrize("min_path_probability", [0.0, 0.2])
 def test_what_auto_opens_a_speculator_with_is_accepted_on_the_wire(min_path_probability: float) -> None:
     defaults = SpeculationParams(min_path_probability=min_path_probability)
-    spec = admitted(Method.AUTO, defaults=defaults, has_speculator=True)
+    spec = admitted(AUTO, defaults=defaults, has_speculator=True)
     for way in strategies_of(spec.speculation):
         if way.method.has_draft_model:
             message = speculation_to_proto(params_of(way, spec.speculation))

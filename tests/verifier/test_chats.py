@@ -9,6 +9,7 @@ import grpc
 import pytest
 from tokenizers import AddedToken
 
+from outrider.core.speculation import SpeculationLimits
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
@@ -16,7 +17,6 @@ from outrider.v1.verifier_pb2 import ChatMessages
 from outrider.verifier.admission import MAX_TOKEN_LEN, Limits, prompt_token_ids, session_specs
 from outrider.verifier.chats import chat_from_proto, num_characters
 from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange, RpcError
-from outrider.wire.speculation import SpeculationLimits
 from outrider_client.requests import prompt_message
 from tests.support.chat_templates import ALTERNATING, CHATML, HERMES, UPPERCASE, model_with_template, with_template
 from tests.support.services import running_verifier, target_model

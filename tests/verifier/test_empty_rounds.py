@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outrider.core.auto.strategies import PLAIN, Strategy
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
 from outrider.verifier.round import EmptyRoundReason, empty_round_reason
 
-PEARL, RETRIEVAL = Strategy(Method.PEARL), Strategy(Method.RETRIEVAL)
+PEARL, RETRIEVAL = Strategy(METHODS["pearl"]), Strategy(METHODS["retrieval"])
 WAITED_IN_VAIN = {
     "has_drafter": True,
     "is_attached": True,

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from outrider.core.params import Method, SamplingParams, Source
+from outrider.core.methods import BEST_FIRST, OFF, RETRIEVAL
+from outrider.core.params import SamplingParams, Source
 from outrider.core.reports import LogprobsMode, ReportParams
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.packing import placeholder
@@ -31,7 +32,7 @@ def run(engine: Engine, num_turns: int) -> None:
 
 
 def add_plain(engine: Engine, count: int = 1, length: int = 3) -> list[VerifySession]:
-    return [add_session(engine, Method.OFF, length, length - 1, SAMPLED) for _ in range(count)]
+    return [add_session(engine, OFF, length, length - 1, SAMPLED) for _ in range(count)]
 
 
 def outputs(*sessions: VerifySession) -> list[int]:
@@ -41,7 +42,7 @@ def outputs(*sessions: VerifySession) -> list[int]:
 def test_a_forward_is_told_before_it_runs_how_its_rows_are_drawn_from(engine: Engine, device: SteppedDevice) -> None:
     params = [SamplingParams(seed=5, temperature=0.7), GREEDY]
     for sampling in params:
-        add_session(engine, Method.OFF, 3, 2, sampling)
+        add_session(engine, OFF, 3, 2, sampling)
     run(engine, 1)
     assert device.draws == RowDraws(params, [0, 0])
     engine.close("0")
@@ -109,7 +110,7 @@ def test_a_session_that_comes_during_a_flight_joins_the_next_one(engine: Engine,
 
 def test_pieces_of_a_prompt_follow_each_other_while_others_decode(engine: Engine, overlapping: SteppedDevice) -> None:
     (decoding,) = add_plain(engine)
-    reading = add_session(engine, Method.OFF, 600, 0, SAMPLED)
+    reading = add_session(engine, OFF, 600, 0, SAMPLED)
     run(engine, 4)
     lengths = [len(rows) for rows in overlapping.rows]
     assert lengths == [1 + 256, 1 + 256, 1 + 88, 2]
@@ -149,26 +150,26 @@ def test_a_flight_that_nobody_waits_for_is_not_waited_for(engine: Engine, overla
 
 
 def drafting(engine: Engine) -> None:
-    add_session(engine, Method.BEST_FIRST, 3, 2)
+    add_session(engine, BEST_FIRST, 3, 2)
 
 
 def retrieving(engine: Engine) -> None:
-    add_session(engine, Method.RETRIEVAL, 3, 2)
+    add_session(engine, RETRIEVAL, 3, 2)
 
 
 def penalised(engine: Engine) -> None:
-    add_session(engine, Method.OFF, 3, 2, PENALISED)
+    add_session(engine, OFF, 3, 2, PENALISED)
 
 
 def reading_processed_logprobs(engine: Engine) -> None:
-    session = add_session(engine, Method.OFF, 3, 2)
+    session = add_session(engine, OFF, 3, 2)
     report = ReportParams(logprobs=1, logprobs_mode=LogprobsMode.PROCESSED_LOGPROBS)
     session.session.spec = replace(session.session.spec, report=report)
 
 
 def reporting_its_prompt(engine: Engine) -> None:
     # Its next row would be taken for the prompt's again.
-    session = add_session(engine, Method.OFF, 3, 0)
+    session = add_session(engine, OFF, 3, 0)
     report = ReportParams(prompt_logprobs=1)
     session.reports = SessionReports(replace(session.session.spec, report=report), stop_text=None)
 
@@ -212,7 +213,7 @@ def test_the_gap_before_a_batch_that_was_launched_late_is_what_the_device_was_id
 
 
 def test_there_is_no_gap_where_a_prompt_is_read(engine: Engine, device: SteppedDevice) -> None:
-    add_session(engine, Method.OFF, 900, 0)
+    add_session(engine, OFF, 900, 0)
     run(engine, 6)  # pieces of its prompt have no draws
     assert engine.counts.gaps.num_observations == 0
 
@@ -221,7 +222,7 @@ def test_there_is_no_gap_where_a_prompt_is_read(engine: Engine, device: SteppedD
 def test_the_last_piece_of_a_prompt_is_no_measure_of_rounds(
     engine: Engine, device: SteppedDevice, num_cached: int, is_learnt: bool
 ) -> None:
-    add_session(engine, Method.OFF, 30, num_cached)
+    add_session(engine, OFF, 30, num_cached)
     device.forward_ms = 20.0
     run(engine, 2)
     assert (engine.timings.forward_ms.get(0.0) > 10.0) == is_learnt
@@ -231,8 +232,8 @@ def test_each_session_learns_from_its_own_rows_and_only_those_that_want_it(
     engine: Engine, device: SteppedDevice
 ) -> None:
     recycled = {"sources": (Source.RECYCLED,)}
-    one, other = add_session(engine, Method.RETRIEVAL, 8, 7, **recycled), add_session(engine, Method.OFF, 8, 7)
-    third = add_session(engine, Method.RETRIEVAL, 8, 7, **recycled)
+    one, other = add_session(engine, RETRIEVAL, 8, 7, **recycled), add_session(engine, OFF, 8, 7)
+    third = add_session(engine, RETRIEVAL, 8, 7, **recycled)
     device.logits = torch.zeros(3, 1000)
     for row in range(3):
         device.logits[row, 100 + row] = 5.0
@@ -252,7 +253,7 @@ def test_a_listener_hears_of_its_verdicts_before_its_failure(
 
     loop = SimpleNamespace(call_soon_threadsafe=lambda call, *arguments: call(*arguments))
     monkeypatch.setattr(engine, "_loop", loop)
-    session = add_session(engine, Method.OFF, 3, 2, PENALISED)
+    session = add_session(engine, OFF, 3, 2, PENALISED)
     engine.close(session.session.spec.session_id)
     engine.open(replace(session.session.spec, session_id="opened"), cast(Any, Listener()))
     engine.take_posted(0.0)

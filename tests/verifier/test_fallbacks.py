@@ -8,9 +8,12 @@ from typing import Any, cast
 import pytest
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Fallback, Method, Rows, SaguaroParams, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import SAGUARO
+from outrider.core.methods.saguaro import SaguaroParams
+from outrider.core.params import Rows, SamplingParams, Source
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import Fallback, SpeculationParams
 from outrider.core.tree import Draft
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
@@ -24,7 +27,7 @@ def session_of(
     fallback: Fallback, rows: Rows = Rows.CHAIN, num_sessions: int = 1, *, retrieval: bool = True
 ) -> VerifySession:
     saguaro = SaguaroParams(fallback=fallback)
-    params = SpeculationParams(Method.SAGUARO, GAMMA, 8, retrieval=retrieval, rows=rows, saguaro=saguaro)
+    params = SpeculationParams(SAGUARO, GAMMA, 8, retrieval=retrieval, rows=rows, own=(saguaro,))
     spec = SessionSpec("s", PROMPT, SamplingParams(temperature=0.0), params, 1000, 100)
     timings = EngineTimings(ForwardTimes({1: 10.0, 64: 10.1}))
     timings.set_sessions([Activity.DRAFTING] * num_sessions)

@@ -11,8 +11,10 @@ import pytest
 
 from outrider.core.auto.history import TemperatureClass
 from outrider.core.auto.strategies import strategies_of
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, Steering
+from outrider.core.methods import AUTO, OFF, PEARL, RETRIEVAL
+from outrider.core.params import SamplingParams, Source
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.speculation import Method, SpeculationParams, Steering
 from outrider.core.statistics import Statistics
 from outrider.v1 import types_pb2
 from outrider.verifier.generation import HIGH_WATER, Generation
@@ -47,7 +49,7 @@ async def test_the_drafter_is_let_go_at_the_last_verdict_however_slowly_the_clie
 ) -> None:
     speculator, max_tokens = ScriptedSpeculator(), HIGH_WATER + 32
     async with serving(speculator) as address, dialling(address) as peer:
-        with closing(Generation(spec(verifier, Method.PEARL, max_tokens), verifier.engine, peer, None)) as generation:
+        with closing(Generation(spec(verifier, PEARL, max_tokens), verifier.engine, peer, None)) as generation:
             await until(lambda: speculator.commits)  # it pauses for its reader before the end
             events = generation.events()
             verdicts = [await anext(events) for _ in range(HIGH_WATER)]
@@ -68,7 +70,7 @@ async def test_the_datastore_gets_every_token_also_those_that_are_sent_when_the_
 ) -> None:
     async with scripted_datastore() as (datastore, peer):
         datastore.holds_records.clear()
-        with closing(Generation(spec(verifier, Method.RETRIEVAL, 12), verifier.engine, None, peer)) as generation:
+        with closing(Generation(spec(verifier, RETRIEVAL, 12), verifier.engine, None, peer)) as generation:
             verdicts = [event async for event in generation.events() if isinstance(event, Verdict)]
         datastore.holds_records.set()
         await until(lambda: "s" in datastore.ended)
@@ -81,7 +83,7 @@ async def run(generation: Generation) -> list[Verdict]:
 
 
 async def test_where_drafts_are_known_not_to_pay_auto_does_not_call_the_speculator(verifier: RunningVerifier) -> None:
-    speculator, auto = ScriptedSpeculator(), spec(verifier, Method.AUTO, 30)
+    speculator, auto = ScriptedSpeculator(), spec(verifier, AUTO, 30)
     history = verifier.engine.timings.history
     for strategy in strategies_of(auto.speculation):
         if strategy.method.has_draft_model:
@@ -98,8 +100,8 @@ async def test_where_drafts_are_known_not_to_pay_auto_does_not_call_the_speculat
 async def test_auto_opens_a_speculator_that_it_does_not_know_with_a_limit(verifier: RunningVerifier) -> None:
     speculator = ScriptedSpeculator()
     async with serving(speculator) as address, dialling(address) as peer:
-        await run(Generation(spec(verifier, Method.AUTO, 60), verifier.engine, peer, None))
-        await run(Generation(spec(verifier, Method.PEARL, 60), verifier.engine, peer, None))
+        await run(Generation(spec(verifier, AUTO, 60), verifier.engine, peer, None))
+        await run(Generation(spec(verifier, PEARL, 60), verifier.engine, peer, None))
     assert [opened.max_forward_us > 0 for opened in speculator.opened] == [True, False]
 
 
@@ -107,7 +109,7 @@ async def test_auto_leaves_a_speculator_asleep_that_is_far_too_slow(verifier: Ru
     speculator = ScriptedSpeculator()
     speculator.forward_us = 1_000_000
     async with serving(speculator) as address, dialling(address) as peer:
-        generation = Generation(spec(verifier, Method.AUTO, 400), verifier.engine, peer, None)
+        generation = Generation(spec(verifier, AUTO, 400), verifier.engine, peer, None)
         with closing(generation):
             async for _ in generation.events():
                 if speculator.steerings:
@@ -118,11 +120,11 @@ async def test_auto_leaves_a_speculator_asleep_that_is_far_too_slow(verifier: Ru
 
 async def test_a_stream_that_is_opened_in_the_middle_of_a_text_has_all_of_it(verifier: RunningVerifier) -> None:
     engine = cast(Any, SimpleNamespace(open=lambda *_, **__: None, close=lambda _: None, post=lambda *_: None))
-    speculator, auto = ScriptedSpeculator(), spec(verifier, Method.AUTO, 60)
-    pearl = SpeculationParams(Method.PEARL, 8, 32)
+    speculator, auto = ScriptedSpeculator(), spec(verifier, AUTO, 60)
+    pearl = SpeculationParams(PEARL, 8, 32)
     async with serving(speculator) as address, dialling(address) as peer:
         with closing(Generation(auto, engine, peer, None)) as generation:
-            generation.on_begun(Steering(SpeculationParams(Method.OFF)), 0)
+            generation.on_begun(Steering(SpeculationParams(OFF)), 0)
             generation.on_verdict(verdict_of(11), Statistics(), PeerRequests(steering=Steering(None, 2000, 500)))
             generation.on_verdict(verdict_of(12), Statistics(), PeerRequests(steering=Steering(pearl)))
             await until(lambda: speculator.steerings)
@@ -137,7 +139,7 @@ async def test_a_generation_that_was_closed_opens_no_stream(verifier: RunningVer
     engine = cast(Any, SimpleNamespace(open=lambda *_, **__: None, close=lambda _: None, post=lambda *_: None))
     speculator = ScriptedSpeculator()
     async with serving(speculator) as address, dialling(address) as peer:
-        generation = Generation(spec(verifier, Method.AUTO, 60), engine, peer, None)
+        generation = Generation(spec(verifier, AUTO, 60), engine, peer, None)
         generation.close()
         generation.on_begun(Steering(), 0)
         assert generation._speculation is None

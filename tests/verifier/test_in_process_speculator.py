@@ -12,7 +12,10 @@ from typing import Any, cast
 import pytest
 
 from outrider.core.blocks import PoolState
-from outrider.core.params import Method, Source, SpeculationParams, Steering
+from outrider.core.methods import BEST_FIRST, OFF, PEARL
+from outrider.core.methods.best_first import BestFirstParams
+from outrider.core.params import Source
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.loop import LOOP_LENS
@@ -44,8 +47,8 @@ from tests.support.variants import VARIANTS, options_of
 from tests.support.waiting import until
 
 PROMPT = "class TestQueue(unittest.TestCase):\n    def test_"
-PAUSE = Steering(SpeculationParams(Method.OFF, 8, 32))
-GO_ON = Steering(SpeculationParams(Method.PEARL, 8, 32))
+PAUSE = Steering(SpeculationParams(OFF, 8, 32))
+GO_ON = Steering(SpeculationParams(PEARL, 8, 32))
 
 
 async def generate(verifier: RunningVerifier, method: str = "speculative", **options: Any) -> Result:
@@ -113,8 +116,8 @@ async def test_on_the_target_s_gpu_auto_begins_with_drafts_that_the_target_waits
     monkeypatch.setattr(Drafter, "open", noted)
     result = await generate(verifier, "auto")
     assert result.token_ids == plain.token_ids
-    assert [(params.method, params.best_first.serial) for params in opened] == [(Method.BEST_FIRST, shares_gpu)]
-    assert result.summary.decisions[0].method == METHODS_TO_PROTO[Method.BEST_FIRST]
+    assert [(params.method, params.of(BestFirstParams).serial) for params in opened] == [(BEST_FIRST, shares_gpu)]
+    assert result.summary.decisions[0].method == METHODS_TO_PROTO[BEST_FIRST]
     assert result.summary.num_accepted_tokens > 0
 
 
@@ -318,7 +321,7 @@ async def test_each_time_that_a_session_is_open_at_the_engine_is_a_part_of_its_t
     assert span.parts[0].attributes == {
         "gen_ai.request.model": "demo/draft",
         "outrider.session_id": f"{SPEC.session_id}/1",
-        "outrider.method": SPEC.speculation.method.value,
+        "outrider.method": SPEC.speculation.method.name,
         "outrider.num_committed_tokens": 3,
         "outrider.num_drafts": 2,
         "outrider.num_drafted_tokens": 3,

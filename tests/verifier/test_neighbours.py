@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.speculation import SpeculationParams
 from outrider_client.client import Client
 from outrider_client.errors import Internal
 from tests.support.services import RunningVerifier, running_verifier, target_model

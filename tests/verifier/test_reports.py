@@ -7,9 +7,11 @@ from typing import Any, cast
 import pytest
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import PEARL
+from outrider.core.params import SamplingParams, Source
 from outrider.core.reports import ReportParams
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Absence, DraftTime, Peer
 from outrider.core.tree import Draft
 from outrider.v1 import verifier_pb2
@@ -37,7 +39,7 @@ class Rounds:
     """A session of PEARL whose rounds end when the test says so; times are in milliseconds."""
 
     def __init__(self, *, rounds: bool = True) -> None:
-        params = SpeculationParams(Method.PEARL, 4)
+        params = SpeculationParams(PEARL, 4)
         spec = SessionSpec(
             "s", PROMPT, SamplingParams(temperature=0.0), params, 1000, 100, report=ReportParams(rounds=rounds)
         )

@@ -8,11 +8,14 @@ from itertools import pairwise
 import pytest
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, Rows, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import AUTO, RETRIEVAL, SPACELIKE
+from outrider.core.params import Rows, SamplingParams, Source
 from outrider.core.retrieval.ngrams import NOTHING, Continuation
-from outrider.core.retrieval.plan import RetrievalPlan, target_plan
+from outrider.core.retrieval.plan import RetrievalPlan
 from outrider.core.retrieval.retriever import NO_COPIES
+from outrider.core.retrieval.sides import target_plan
 from outrider.core.session import Session, SessionSpec
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import Node
 from outrider.verifier.retrieval import MAX_PAUSE, Question, SessionRetrieval
 from outrider.verifier.timings import EngineTimings
@@ -27,7 +30,7 @@ class Generation:
 
     def __init__(
         self,
-        method: Method = Method.SPACELIKE,
+        method: Method = SPACELIKE,
         *,
         latency_ms: float = 1.0,
         timings: EngineTimings | None = None,
@@ -143,7 +146,7 @@ def test_what_is_improbable_is_not_looked_beyond() -> None:
 
 
 def test_other_methods_ask_only_for_what_is_not_known_in_process() -> None:
-    generation = Generation(Method.RETRIEVAL)
+    generation = Generation(RETRIEVAL)
     assert generation.say(4, verifies=False) == ()
     assert generation.answer(1) is None, "and never ahead"
     assert generation.say(1, verifies=False) == (), "a match of one token is a weak guess"
@@ -231,7 +234,7 @@ def test_who_was_asked_nothing_has_not_failed_to_answer() -> None:
 
 
 def test_without_a_datastore_nothing_is_asked() -> None:
-    session = Generation(Method.RETRIEVAL).session
+    session = Generation(RETRIEVAL).session
     alone = SessionRetrieval(session, RetrievalPlan(), EngineTimings(ForwardTimes({1: 1.0})), None)
     alone.ask(was_known=False)
     assert alone.take_question() is None
@@ -239,7 +242,7 @@ def test_without_a_datastore_nothing_is_asked() -> None:
 
 
 def test_a_tree_is_grown_once_for_each_commit_and_no_deeper_than_asked() -> None:
-    generation = Generation(Method.RETRIEVAL, rows=Rows.TREE, sources=(Source.DYNAMIC,))
+    generation = Generation(RETRIEVAL, rows=Rows.TREE, sources=(Source.DYNAMIC,))
     tree = generation.session.tree
     generation.retrieval.learn([], generation.session.apply([], [1]))
     generation.retrieval.branch(0)
@@ -253,7 +256,7 @@ def test_a_tree_is_grown_once_for_each_commit_and_no_deeper_than_asked() -> None
 
 
 def test_the_target_s_rows_and_refused_drafts_are_learnt_from() -> None:
-    generation = Generation(Method.RETRIEVAL, rows=Rows.TREE, sources=(Source.RECYCLED, Source.POOL))
+    generation = Generation(RETRIEVAL, rows=Rows.TREE, sources=(Source.RECYCLED, Source.POOL))
     retrieval, session = generation.retrieval, generation.session
     assert retrieval.wants_next_tokens
     chain, tip = [], session.tree.root
@@ -281,13 +284,13 @@ def path_to(node: Node) -> list[int]:
 
 
 def test_what_was_said_in_plain_rounds_is_known_when_a_strategy_looks_up_again() -> None:
-    generation = Generation(Method.AUTO)
+    generation = Generation(AUTO)
     generation.say_plainly(11, 12, 13, 14, 15, 21, 11, 12, 13)
     assert [node.token_id for node in generation.chain()][:2] == [14, 15]
 
 
 def test_what_was_said_in_plain_rounds_is_learnt_before_what_comes_behind_it() -> None:
-    generation = Generation(Method.AUTO)
+    generation = Generation(AUTO)
     generation.say_plainly(11, 12, 13)
     generation.say(14, verifies=False)
     generation.say_plainly(21, 11, 12)

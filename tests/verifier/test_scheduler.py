@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from outrider.core.costs import HOLD_SHARE
-from outrider.core.params import Method, Source
+from outrider.core.methods import OFF, PEARL, SPECULATIVE
+from outrider.core.params import Source
+from outrider.core.speculation import Method
 from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft
 from outrider.verifier.engine import Engine
@@ -24,8 +26,8 @@ def planned(engine: Engine, now: float) -> tuple[list[VerifySession], float | No
 
 
 def test_each_piece_of_a_prompt_is_held_back_for_a_quarter_of_a_forward_and_no_longer(engine: Engine) -> None:
-    prefilling = add_session(engine, Method.OFF, 300, 0)
-    waiting = add_session(engine, Method.SPECULATIVE, 3, 2)
+    prefilling = add_session(engine, OFF, 300, 0)
+    waiting = add_session(engine, SPECULATIVE, 3, 2)
     for ready_at in (OPENED_AT, OPENED_AT + 0.05, OPENED_AT + 0.1):
         assert waiting.deadline > ready_at + HOLD_S
         assert planned(engine, ready_at) == ([], pytest.approx(HOLD_S))
@@ -38,8 +40,8 @@ def test_each_piece_of_a_prompt_is_held_back_for_a_quarter_of_a_forward_and_no_l
 
 
 def test_a_piece_of_a_prompt_is_not_held_back_beyond_the_deadline_of_those_that_wait(engine: Engine) -> None:
-    waiting = add_session(engine, Method.SPECULATIVE, 3, 2)
-    prefilling = add_session(engine, Method.OFF, 300, 0)
+    waiting = add_session(engine, SPECULATIVE, 3, 2)
+    prefilling = add_session(engine, OFF, 300, 0)
     assert planned(engine, waiting.deadline - HOLD_S / 2) == ([], pytest.approx(HOLD_S / 2))
     assert planned(engine, waiting.deadline) == ([waiting, prefilling], None)
 
@@ -52,7 +54,7 @@ def draft_to(session: VerifySession, num_tokens: int) -> None:
 
 
 def add_drafted(
-    engine: Engine, method: Method = Method.SPECULATIVE, num_prompt_tokens: int = 3, *, shares_gpu: bool = True
+    engine: Engine, method: Method = SPECULATIVE, num_prompt_tokens: int = 3, *, shares_gpu: bool = True
 ) -> VerifySession:
     """A session whose draft model has read its prompt, and has drafted nothing after it yet."""
     session = add_session(engine, method, num_prompt_tokens, 2, shares_gpu=shares_gpu)
@@ -89,11 +91,11 @@ def another_gpu(engine: Engine) -> list[VerifySession]:
 
 
 def a_plain_one(engine: Engine) -> list[VerifySession]:
-    return [add_drafted(engine), add_drafted(engine), add_session(engine, Method.OFF, 3, 2, shares_gpu=True)]
+    return [add_drafted(engine), add_drafted(engine), add_session(engine, OFF, 3, 2, shares_gpu=True)]
 
 
 def one_that_is_drafted_ahead(engine: Engine) -> list[VerifySession]:
-    return [add_drafted(engine), add_drafted(engine), add_drafted(engine, Method.PEARL)]
+    return [add_drafted(engine), add_drafted(engine), add_drafted(engine, PEARL)]
 
 
 def one_that_reads_its_prompt(engine: Engine) -> list[VerifySession]:
@@ -101,7 +103,7 @@ def one_that_reads_its_prompt(engine: Engine) -> list[VerifySession]:
 
 
 def a_draft_model_that_reads(engine: Engine) -> list[VerifySession]:
-    return [add_drafted(engine), add_session(engine, Method.SPECULATIVE, 3, 2, shares_gpu=True)]
+    return [add_drafted(engine), add_session(engine, SPECULATIVE, 3, 2, shares_gpu=True)]
 
 
 @pytest.mark.parametrize(

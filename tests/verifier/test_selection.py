@@ -9,8 +9,11 @@ from typing import Any, cast
 import pytest
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import DoubleParams, Method, Rows, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import DOUBLE, PEARL, RETRIEVAL
+from outrider.core.methods.double import DoubleParams
+from outrider.core.params import Rows, SamplingParams, Source
 from outrider.core.session import Session, SessionSpec
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import Draft
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.round import select_nodes
@@ -38,20 +41,20 @@ def timings_without_overhead() -> EngineTimings:
 
 @pytest.mark.parametrize(("probability", "length"), [(0.99, 8), (0.5, 1), (0.05, 0)])
 def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, length: int) -> None:
-    session = Session(spec_of(Method.RETRIEVAL))
+    session = Session(spec_of(RETRIEVAL))
     add_path(session.tree, 3, range(10, 18), math.log(probability), Source.RING)
     timings = timings_without_overhead()
     assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, timings)) == length
 
 
 def test_without_calibration_a_retrieved_chain_is_verified_whole() -> None:
-    session = Session(spec_of(Method.RETRIEVAL, calibration=False))
+    session = Session(spec_of(RETRIEVAL, calibration=False))
     add_path(session.tree, 3, range(10, 18), math.log(0.05), Source.RING)
     assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, EngineTimings(DEAR_ROWS))) == 8
 
 
 def test_the_draft_model_s_chain_is_verified_as_it_is() -> None:
-    session = Session(spec_of(Method.PEARL))
+    session = Session(spec_of(PEARL))
     add_path(session.tree, 3, range(10, 18), math.log(0.5), Source.DRAFT)
     assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, EngineTimings(DEAR_ROWS))) == 8
 
@@ -60,7 +63,7 @@ def test_the_draft_model_s_chain_is_verified_as_it_is() -> None:
 def test_what_was_retrieved_behind_the_draft_model_s_chain_is_verified_as_far_as_it_pays(
     probability: float, length: int
 ) -> None:
-    session = Session(spec_of(Method.DOUBLE))
+    session = Session(spec_of(DOUBLE))
     add_path(session.tree, 3, range(10, 14), math.log(0.9), Source.DRAFT)
     add_path(session.tree, 3, range(10, 18), math.log(probability), Source.PRIOR)
     timings = timings_without_overhead()
@@ -74,7 +77,7 @@ def verify_session(spec: SessionSpec) -> VerifySession:
 
 
 def test_where_draft_and_target_take_turns_the_target_waits_for_the_draft_whatever_is_known() -> None:
-    session = verify_session(spec_of(Method.DOUBLE, REPEATED, double=DoubleParams(serial=True)))
+    session = verify_session(spec_of(DOUBLE, REPEATED, own=(DoubleParams(serial=True),)))
     assert not session.is_ready(0.001)
     assert [node.source for node in session.nodes] == [Source.DYNAMIC] * len(session.nodes)
     assert session.nodes
@@ -84,11 +87,11 @@ def test_where_draft_and_target_take_turns_the_target_waits_for_the_draft_whatev
 
 
 def test_a_drafter_that_does_not_come_is_not_waited_for_for_ever() -> None:
-    session = verify_session(spec_of(Method.DOUBLE, REPEATED, double=DoubleParams(serial=True)))
+    session = verify_session(spec_of(DOUBLE, REPEATED, own=(DoubleParams(serial=True),)))
     assert session.is_ready(1.0)
 
 
 def test_without_taking_turns_a_good_retrieved_chain_is_verified_at_once() -> None:
-    session = verify_session(spec_of(Method.RETRIEVAL, REPEATED))
+    session = verify_session(spec_of(RETRIEVAL, REPEATED))
     assert session.is_ready(0.0)
     assert session.nodes

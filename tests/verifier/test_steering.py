@@ -6,11 +6,13 @@ import pytest
 
 from outrider.core.auto.strategies import PLAIN, Strategy
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import BestFirstParams, Method, SpeculationParams, Steering
+from outrider.core.methods import BEST_FIRST, PEARL, SPECULATIVE
+from outrider.core.methods.best_first import BestFirstParams
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.verifier.steering import DrafterSteering
 from outrider.verifier.timings import EngineTimings
 
-IN_TURNS, AHEAD = Strategy(Method.SPECULATIVE), Strategy(Method.PEARL)
+IN_TURNS, AHEAD = Strategy(SPECULATIVE), Strategy(PEARL)
 
 
 def timings(max_num_nodes: int = 64) -> EngineTimings:
@@ -50,8 +52,8 @@ def test_it_is_told_again_when_that_changes_much_and_when_there_is_room_for_all_
 
 def test_a_drafter_that_works_meanwhile_is_told_no_number() -> None:
     assert steering(AHEAD, timings(3)).next(AHEAD) is None
-    own = SpeculationParams(Method.BEST_FIRST, 8, 8, best_first=BestFirstParams(serial=True))
-    best_first = Strategy(Method.BEST_FIRST)
+    own = SpeculationParams(BEST_FIRST, 8, 8, own=(BestFirstParams(serial=True),))
+    best_first = Strategy(BEST_FIRST)
     assert DrafterSteering(own, best_first, timings(3)).next(best_first) == Steering(max_num_nodes=3)
 
 
@@ -63,7 +65,7 @@ def test_another_strategy_is_told_once_and_its_times_with_it() -> None:
     told = drafter.next(AHEAD)
     assert told is not None
     assert told.speculation is not None
-    assert (told.speculation.method, told.forward_us, told.round_trip_us) == (Method.PEARL, 5000, 3000)
+    assert (told.speculation.method, told.forward_us, told.round_trip_us) == (PEARL, 5000, 3000)
     assert drafter.next(AHEAD) is None
 
 

@@ -6,12 +6,14 @@ import pytest
 
 from outrider.core.auto.strategies import PLAIN, strategies_of
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.methods import METHODS, OFF, PEARL
+from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import SpeculationParams
 from outrider.verifier.strategy_choice import StrategyChoice
 from outrider.verifier.timings import Activity, EngineTimings
 
-AUTO = SpeculationParams(Method.AUTO, retrieval=True)
+AUTO = SpeculationParams(METHODS["auto"], retrieval=True)
 FIRST = strategies_of(AUTO)[0]
 
 
@@ -47,12 +49,12 @@ def run(
 
 
 def test_a_method_that_is_named_is_not_chosen_again(timings: EngineTimings) -> None:
-    pearl = choice(timings, SpeculationParams(Method.PEARL))
+    pearl = choice(timings, SpeculationParams(PEARL))
     pearl.choose()
     pearl.observe(1, 1e6, is_pending=False)
     pearl.choose()
     assert (pearl.strategy.method, pearl.is_auto, pearl.is_probing, pearl.decisions()) == (
-        Method.PEARL,
+        PEARL,
         False,
         False,
         [],
@@ -101,7 +103,7 @@ def test_a_round_that_the_group_has_chosen_teaches_a_session_nothing_that_is_alo
 
 
 def test_a_named_method_goes_on_plain_if_it_is_off(timings: EngineTimings) -> None:
-    off, pearl = (choice(timings, SpeculationParams(method)) for method in (Method.OFF, Method.PEARL))
+    off, pearl = (choice(timings, SpeculationParams(method)) for method in (OFF, PEARL))
     assert (off.goes_on_plain, pearl.goes_on_plain) == (True, False)
 
 

@@ -9,9 +9,12 @@ from typing import Any, cast
 import pytest
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import AcceptanceRule, DoubleParams, Method, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import DOUBLE
+from outrider.core.methods.double import DoubleParams
+from outrider.core.params import AcceptanceRule, SamplingParams, Source
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, Node, SparseRow
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
@@ -39,7 +42,7 @@ class Cache:
 def session_of(
     times: ForwardTimes = FREE_ROWS, temperature: float = 0.0, max_tokens: int = 100, **fields: Any
 ) -> VerifySession:
-    params = SpeculationParams(Method.DOUBLE, GAMMA, **fields)
+    params = SpeculationParams(DOUBLE, GAMMA, **fields)
     spec = SessionSpec("s", PROMPT, SamplingParams(temperature=temperature), params, 1000, max_tokens)
     tiers = SimpleNamespace(prior=PriorTable.build([TEXT]), shared=None)
     listener, timings = cast(Any, None), EngineTimings(times)
@@ -67,27 +70,27 @@ def tokens_of(session: VerifySession) -> list[int]:
 @pytest.mark.parametrize("max_phrase_len", [1, 6, 16])
 def test_as_many_tokens_as_the_parameter_says_stand_behind_the_prefix_or_the_whole_chain(max_phrase_len: int) -> None:
     double = DoubleParams(max_phrase_len=max_phrase_len)
-    assert tokens_of(session_of(double=double)) == TEXT[3 : 3 + max_phrase_len]
-    session = session_of(double=double)
+    assert tokens_of(session_of(own=(double,))) == TEXT[3 : 3 + max_phrase_len]
+    session = session_of(own=(double,))
     session.add_draft(draft(10, 11, 12, 13), 0.1)
     assert tokens_of(session) == TEXT[3 : 3 + GAMMA + max_phrase_len]
     assert [node.source for node in session.nodes] == [Source.DRAFT] * GAMMA + [Source.PRIOR] * max_phrase_len
 
 
 def test_the_tail_stands_where_the_chain_was_cut_beside_what_was_too_improbable() -> None:
-    session = session_of(min_path_probability=0.2, double=DoubleParams(max_phrase_len=3))
+    session = session_of(min_path_probability=0.2, own=(DoubleParams(max_phrase_len=3),))
     session.add_draft(draft(10, 11, 99, logprobs=[-0.01, -0.01, math.log(0.1)]), 0.1)
     assert tokens_of(session) == [10, 11, 12, 13, 14]
 
 
 def test_the_tail_stands_behind_a_full_chain_though_more_was_drafted() -> None:
-    session = session_of(double=DoubleParams(max_phrase_len=3))
+    session = session_of(own=(DoubleParams(max_phrase_len=3),))
     session.add_draft(draft(10, 11, 12, 13, 98, 99), 0.1)
     assert tokens_of(session) == [10, 11, 12, 13, 14, 15, 16]
 
 
 def test_rows_that_cost_more_than_they_bring_are_left_out_of_the_tail_and_not_out_of_the_chain() -> None:
-    session = session_of(DEAR_ROWS, double=DoubleParams(max_phrase_len=16))
+    session = session_of(DEAR_ROWS, own=(DoubleParams(max_phrase_len=16),))
     session.add_draft(draft(10, 11, 12, 13), 0.1)
     assert tokens_of(session) == [10, 11, 12, 13]
 
@@ -99,27 +102,27 @@ def test_the_tail_ends_where_the_generation_does() -> None:
 
 
 def test_tokens_that_were_kept_behind_a_draft_are_counted() -> None:
-    session = session_of(double=DoubleParams(max_phrase_len=3))
+    session = session_of(own=(DoubleParams(max_phrase_len=3),))
     session.add_draft(draft(10, 11, 12, 13), 0.1)
     draws = [*TEXT[3 : 3 + len(nodes_of(session))], 77]
     verdict = session.apply(draws, 10.0, 0.0, 0.2)
     assert verdict.sources == (*[Source.DRAFT] * GAMMA, *[Source.PRIOR] * 3, Source.TARGET)
     assert session.session.statistics.num_tail_tokens == 3
     # In place of a draft they are no tail.
-    alone = session_of(double=DoubleParams(max_phrase_len=3))
+    alone = session_of(own=(DoubleParams(max_phrase_len=3),))
     alone.apply([*TEXT[3 : 3 + len(nodes_of(alone))], 77], 10.0, 0.0, 0.2)
     assert alone.session.statistics.accepted_by_source == {Source.PRIOR: 3}
     assert alone.session.statistics.num_tail_tokens == 0
 
 
 def test_without_retrieval_on_the_targets_side_there_is_no_tail() -> None:
-    session = session_of(double=DoubleParams(target_retrieval=False))
+    session = session_of(own=(DoubleParams(target_retrieval=False),))
     session.add_draft(draft(10, 11), 0.1)
     assert tokens_of(session) == [10, 11]
 
 
 def test_a_draft_on_the_way_of_the_tail_stays_the_draft_models() -> None:
-    session = session_of(double=DoubleParams(max_phrase_len=2))
+    session = session_of(own=(DoubleParams(max_phrase_len=2),))
     session.add_draft(draft(10, 11, 12, 13, 14), 0.1)
     assert [node.source for node in nodes_of(session)] == [Source.DRAFT] * 5 + [Source.PRIOR]
 

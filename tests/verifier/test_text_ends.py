@@ -13,9 +13,11 @@ from typing import Any, cast
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.methods import OFF
+from outrider.core.params import SamplingParams
 from outrider.core.reports import ReportParams
 from outrider.core.session import SessionSpec, Verdict, ending_of
+from outrider.core.speculation import SpeculationParams
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec
 from outrider.verifier.responses import Responses
@@ -47,7 +49,7 @@ def chunked(token_ids: Sequence[int], cuts: Sequence[int]) -> list[tuple[int, ..
 
 
 def spec_of(model: LoadedModel, **fields: Any) -> SessionSpec:
-    speculation = SpeculationParams(Method.OFF)
+    speculation = SpeculationParams(OFF)
     spec = SessionSpec(uuid.uuid4().hex, (1,), SamplingParams(), speculation, model.vocab_size, 1000)
     return replace(spec, report=ReportParams(text_ends=True), **fields)
 

@@ -10,7 +10,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, Source
+from outrider.core.methods import BEST_FIRST, OFF, PEARL
+from outrider.core.params import Source
 from outrider.core.statistics import COUNTS, DraftTime, RoundTime, Statistics, Traffic
 from outrider.core.tree import Draft
 from outrider.v1 import types_pb2, verifier_pb2
@@ -71,13 +72,13 @@ def test_counts_and_times_of_a_drafter_are_cut_to_what_can_be() -> None:
 def test_a_text_that_has_counted_more_than_a_summary_holds_has_a_summary() -> None:
     statistics = Statistics()
     statistics.add(**dict.fromkeys(COUNTS, 2**31))
-    summary = summary_to_proto(Method.PEARL, statistics)
+    summary = summary_to_proto(PEARL, statistics)
     assert all(getattr(summary, name) == 2**31 - 1 for name in COUNTS)
 
 
 def test_a_summary_says_what_was_asked_for_only_where_it_was_replaced() -> None:
-    assert summary_to_proto(Method.PEARL, Statistics()).requested_method == types_pb2.METHOD_UNSPECIFIED
-    summary = summary_to_proto(Method.OFF, Statistics(), Method.BEST_FIRST)
+    assert summary_to_proto(PEARL, Statistics()).requested_method == types_pb2.METHOD_UNSPECIFIED
+    summary = summary_to_proto(OFF, Statistics(), BEST_FIRST)
     assert (summary.method, summary.requested_method) == (types_pb2.METHOD_OFF, types_pb2.METHOD_BEST_FIRST)
 
 
@@ -91,7 +92,7 @@ def test_every_count_of_the_summary_has_its_counterpart() -> None:
 def test_a_summary_has_every_count_and_every_time() -> None:
     statistics = Statistics(round_times=[RoundTime(10.0, 6.0, 3.0, 0.5)], draft_times=[DraftTime(4.0, 2.0, 0.25)])
     statistics.add(**{name: value for value, name in enumerate(COUNTS, start=1)})
-    summary = summary_to_proto(Method.PEARL, statistics, traffic=Traffic(70, 80))
+    summary = summary_to_proto(PEARL, statistics, traffic=Traffic(70, 80))
     assert [getattr(summary, name) for name in COUNTS] == list(range(1, len(COUNTS) + 1))
     assert (summary.num_bytes_sent, summary.num_bytes_received) == (70, 80)
     times = summary.times_p50

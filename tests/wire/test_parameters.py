@@ -9,30 +9,18 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from outrider.core.params import (
-    BestFirstParams,
-    CardParams,
-    DoubleParams,
-    SaguaroParams,
-    SamplingParams,
-    SpacelikeParams,
-    SpeculationParams,
-)
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.v1 import types_pb2
 from outrider.wire.speculation import scalars_from_proto, scalars_to_proto
 
 PAIRS: list[tuple[type[Message], type[Any]]] = [
     (types_pb2.SamplingParams, SamplingParams),
     (types_pb2.SpeculationParams, SpeculationParams),
-    (types_pb2.CardParams, CardParams),
-    (types_pb2.SaguaroParams, SaguaroParams),
-    (types_pb2.DoubleParams, DoubleParams),
-    (types_pb2.SpacelikeParams, SpacelikeParams),
-    (types_pb2.BestFirstParams, BestFirstParams),
 ]
 RESOLVED_ELSEWHERE = {"allow_fallback", "max_tokens", "ignore_eos", "include_stop_str_in_output"}
 """For admission and for the end of the session: no parameters of the drafting or of a draw."""
-OTHERS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "min_p": 0.25, "min_path_probability": 0.5, "bias": 0.5}
+OTHERS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "min_p": 0.25, "min_path_probability": 0.5}
 """Values other than the default, where 2 is out of range or not exact."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.params import Method, SpeculationParams, Steering
-from outrider.wire.speculation import SpeculationLimits
+from outrider.core.methods import PEARL, SPECULATIVE
+from outrider.core.speculation import SpeculationLimits, SpeculationParams, Steering
 from outrider.wire.steering import steering_from_proto, steering_to_proto
 
-OPENED = SpeculationParams(Method.PEARL, 4, 16)
+OPENED = SpeculationParams(PEARL, 4, 16)
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ OPENED = SpeculationParams(Method.PEARL, 4, 16)
         Steering(),
         Steering(forward_us=5000, round_trip_us=300, max_num_nodes=7),
         Steering(OPENED, max_num_nodes=1),
-        Steering(SpeculationParams(Method.SPECULATIVE, 3, 16), 1, 2, 3),
+        Steering(SpeculationParams(SPECULATIVE, 3, 16), 1, 2, 3),
     ],
 )
 def test_steering_crosses_the_wire_as_it_is(steering: Steering) -> None:

@@ -29,8 +29,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.methods import METHODS, OFF, SPECULATIVE
+from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.models.cuda.inputs import Packer, Shape
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment, filled_in
@@ -190,7 +192,7 @@ async def measure(
     way: str,
     num_sessions: int,
     num_tokens: int,
-    method: Method = Method.SPECULATIVE,
+    method: Method = SPECULATIVE,
     forward_ms: float = 0.0,
     row_us: float = 0.0,
 ) -> Cost:
@@ -207,7 +209,7 @@ async def measure(
     target = StubDevice(forward_ms, row_us)
     if way == "alone":
         return _measure_alone(target, num_sessions, num_tokens)
-    method = Method.OFF if way == "off" else method
+    method = OFF if way == "off" else method
     with _speculator(way) as (address, process):
         settings = VerifierSettings.model_validate(
             {
@@ -257,7 +259,7 @@ def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Co
     listener = SimpleNamespace(on_admitted=None, on_verdict=None, on_failure=None)
     for tokens in (WARM_UP_TOKENS, num_tokens):
         for number in range(num_sessions):
-            engine.open(_spec(Method.OFF, number, tokens, model.vocab_size), cast(Any, listener))
+            engine.open(_spec(OFF, number, tokens, model.vocab_size), cast(Any, listener))
         engine.take_posted(0.0)
         counted, before = _counted(engine, device), (time.perf_counter(), time.thread_time(), time.process_time(), 0.0)
         while engine.sessions:
@@ -379,7 +381,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", default="1,8,32")
     parser.add_argument("--ways", default=",".join(WAYS), help="of " + ", ".join(WAYS))
-    methods = [method.value for method in Method]
+    methods = list(METHODS)
     parser.add_argument("--method", choices=methods, default="speculative", help="that of the ways that draft")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--forward-ms", type=float, default=5.0, help="time of each of the target's forwards")
@@ -391,7 +393,7 @@ def main() -> None:
     if options.serve:
         asyncio.run(_serve())
         return
-    method = Method(options.method)
+    method = METHODS[options.method]
     titles = (
         "sessions",
         "ms a forward",

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.models import pairs
 from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.loading import LoadedModel, load_model

@@ -20,8 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.core.params import BestFirstParams, Method, Rows, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import AUTO, BEST_FIRST, OFF, OPT_TREE, RETRIEVAL, SPECULATIVE
+from outrider.core.methods.best_first import BestFirstParams
+from outrider.core.params import Rows, SamplingParams, Source
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.speculation import SpeculationParams
 from outrider.models.cuda.graphs import Results
 from outrider.models.cuda.inputs import Shape, loop_lens
 from outrider.models.cuda.rows import MAX_NUM_BEST
@@ -47,15 +50,15 @@ from outrider_bench.workers.packing_time import HostLoop
 
 OWN_SOURCES = (Source.RECYCLED, Source.POOL)
 """Sources of what is retrieved that need no datastore."""
-_IN_TURNS = SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE, best_first=BestFirstParams(serial=True))
+_IN_TURNS = SpeculationParams(BEST_FIRST, 12, 64, rows=Rows.TREE, own=(BestFirstParams(serial=True),))
 WAYS = {
-    "off": SpeculationParams(Method.OFF),
-    "speculative": SpeculationParams(Method.SPECULATIVE, 12, 64, 0.2),
-    "opt-tree": SpeculationParams(Method.OPT_TREE, 12, 64, 0.2, rows=Rows.TREE),
+    "off": SpeculationParams(OFF),
+    "speculative": SpeculationParams(SPECULATIVE, 12, 64, 0.2),
+    "opt-tree": SpeculationParams(OPT_TREE, 12, 64, 0.2, rows=Rows.TREE),
     "best-first": _IN_TURNS,
-    "ahead": SpeculationParams(Method.BEST_FIRST, 12, 64, rows=Rows.TREE),
-    "auto": SpeculationParams(Method.AUTO, 12, 64, rows=Rows.TREE),
-    "retrieval": SpeculationParams(Method.RETRIEVAL, 12, 64, sources=OWN_SOURCES),
+    "ahead": SpeculationParams(BEST_FIRST, 12, 64, rows=Rows.TREE),
+    "auto": SpeculationParams(AUTO, 12, 64, rows=Rows.TREE),
+    "retrieval": SpeculationParams(RETRIEVAL, 12, 64, sources=OWN_SOURCES),
     "retrieving": replace(_IN_TURNS, retrieval=True, sources=OWN_SOURCES),
 }
 """Parameters by their names: `best-first` takes turns with the target, as it does on such a GPU; `ahead` is the same

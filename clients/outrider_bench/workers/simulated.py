@@ -17,16 +17,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.core.acceptance import decides_by_ratio
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.methods import AUTO
+from outrider.core.params import SamplingParams, Source
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.retrieval.ring import TokenRing
 from outrider.core.session import Verdict
+from outrider.core.speculation import SpeculationLimits, SpeculationParams
 from outrider.core.statistics import Statistics
 from outrider.models.demo.training.corpus import Corpus, code_prompts, load_corpus
 from outrider.models.loading import LoadedModel, load_model
 from outrider.verifier.settings import VerifierSettings
-from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
+from outrider.wire.speculation import speculation_from_proto
 from outrider_bench.costs import Costs
 from outrider_bench.drivers import to_proto
 from outrider_bench.running import WARM_UP_PROMPT, WARM_UP_SEED
@@ -40,7 +42,7 @@ NUM_PRIOR_PROMPTS, PRIOR_TOKENS = 80, 64
 RING_CAPACITY = 1 << 18
 """Tokens that a service remembers: more than a replay has."""
 _DEFAULTS = SpeculationParams(
-    Method.AUTO,
+    AUTO,
     VerifierSettings.model_fields["num_speculative_tokens"].default,
     VerifierSettings.model_fields["lookahead"].default,
     VerifierSettings.model_fields["min_path_probability"].default,
@@ -131,7 +133,7 @@ class _Contender:
         self._pair, self._params = pair, params
         self._told: dict[int, _Told] = defaultdict(_Told)
         # What a service has said before is known to the contender that said it, and to no other.
-        ring = TokenRing(RING_CAPACITY) if params.method is Method.SPACELIKE else None
+        ring = TokenRing(RING_CAPACITY) if params.method.needs_datastore else None
         self._simulation = Simulation(draft, costs, target, tiers, on_verdict=self._note, ring=ring)
 
     def run(self, requests: Sequence[Request], num_at_once: int) -> dict[str, Any]:

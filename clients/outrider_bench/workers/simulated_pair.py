@@ -24,13 +24,15 @@ from outrider.core.auto.strategies import opening_params
 from outrider.core.calibration import DraftCalibration
 from outrider.core.costs import ForwardTimes
 from outrider.core.growth import Candidate, Expansion
-from outrider.core.params import OWN_SOURCES, SamplingParams, SpeculationParams, Steering
+from outrider.core.params import OWN_SOURCES, SamplingParams
 from outrider.core.retrieval.ngrams import Follower
-from outrider.core.retrieval.plan import MAX_RUN_LEN, target_plan
+from outrider.core.retrieval.plan import MAX_RUN_LEN
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import NO_COPIES, TierSource
 from outrider.core.retrieval.ring import TokenRing
+from outrider.core.retrieval.sides import target_plan
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
 from outrider.models.kv_cache import CacheShape, KVPool

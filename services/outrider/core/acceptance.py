@@ -24,7 +24,8 @@ import numpy as np
 
 from outrider.core.growth import Candidate, Expansion
 from outrider.core.noise import acceptance_uniform
-from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, SparseRow, TokenId, path_to
 
 MAX_ROW_LEN = 64

@@ -11,10 +11,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
-from outrider.core.params import Fallback, Method, SpeculationParams
+from outrider.core.speculation import Waiting
 from outrider.core.tree import Node
 
 LEARNING_RATE = 0.05
@@ -198,37 +197,6 @@ STUCK_AFTER_TIMEOUTS = 3
 """Waits in vain, one after another, before a drafter counts as stuck and is not waited for until it answers again."""
 
 
-class Waiting(Enum):
-    """Waiting for a draft when there is nothing to verify."""
-
-    NEVER = 0
-    WORTH = 1
-    """The target waits while the draft is expected to be worth more than the time."""
-    BY_BATCH = 3
-    """The same as WORTH, but never where so many sessions share forwards that a wait costs more (`critical_batch`)."""
-    ALWAYS = 2
-    """Draft-then-verify: the target waits whatever the draft is worth, but not for a drafter that is stuck."""
-
-
-def waiting_of(method: Method, params: SpeculationParams) -> Waiting:
-    """Returns the waiting of a method under the parameters of its session, whose own method may be `Method.AUTO`.
-
-    `speculative` is draft-then-verify, the baseline that the other methods are measured against; so are `opt-tree` and
-    `sequoia`, and `double` and `best-first` where draft and target take turns. SAGUARO's fallback after a miss decides
-    for itself: draft now (always), what costs least (while that pays in a batch of this size), or something else than a
-    draft (never).
-    """
-    if method is Method.OFF:
-        return Waiting.NEVER
-    if params.takes_turns(method):
-        return Waiting.ALWAYS
-    if method is Method.SAGUARO:
-        return {Fallback.AUTO: Waiting.BY_BATCH, Fallback.DRAFT: Waiting.ALWAYS}.get(
-            params.saguaro.fallback, Waiting.NEVER
-        )
-    return Waiting.WORTH
-
-
 @dataclass(frozen=True, slots=True)
 class DraftTimings:
     """The measured speed of a drafter when a wait is decided."""
@@ -277,7 +245,7 @@ def patience_ms(waiting: Waiting, timings: DraftTimings) -> float:
     """
     if waiting is Waiting.NEVER or timings.num_timeouts >= STUCK_AFTER_TIMEOUTS:
         return 0.0
-    if waiting is Waiting.ALWAYS:
+    if waiting.is_certain:
         return 250.0 if timings.latency_ms is None else max(20.0, 4 * timings.latency_ms)
     if waiting is Waiting.BY_BATCH and timings.num_sessions >= critical_batch(timings):
         return 0.0

@@ -47,6 +47,10 @@ class Expansion(NamedTuple):
     """Log-probability by the draft model itself from which on a candidate is looked at; the best one is in any case."""
 
 
+NO_BIAS = (1.0, 0)
+"""No token's probability is changed before a draw, see `GrowthPolicy.draw_bias`."""
+
+
 class GrowthPolicy(Protocol):
     """Decides how one session's tree grows."""
 
@@ -82,6 +86,10 @@ class GrowthPolicy(Protocol):
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Returns true if the unsent nodes are worth a message now, though the tree still grows."""
+
+    def draw_bias(self, node: Node) -> tuple[float, int]:
+        """Returns the factor of the most probable tokens before the draw after a node, and how many they are."""
+        return NO_BIAS
 
 
 def reach(lookahead: int, chain_len: int, stale_tokens: float) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from outrider.core.params import Method, Source, check
+from outrider.core.params import Source, check
+from outrider.core.speculation import Method
 from outrider.core.statistics import DraftTime, RoundTime
 from outrider.core.tree import Node, TokenId
 

@@ -18,8 +18,9 @@ from typing import NamedTuple, Protocol
 
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.noise import row_key
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.params import SamplingParams, Source
 from outrider.core.reports import ReportParams, RoundReport, TokenLogprobs
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.statistics import Counts, Statistics
 from outrider.core.structure import Matcher, Structure, StructuredText
 from outrider.core.tree import DraftTree, Node, TokenId

@@ -229,7 +229,7 @@ class Statistics(Counts):
     draft_times: list[DraftTime] = field(default_factory=list)
     """Times of the drafts that were waited for and whose time is known."""
     decisions: Sequence[Decision] = ()
-    """Strategies that `Method.AUTO` has used."""
+    """Strategies that `auto` has used."""
 
     @property
     def degraded(self) -> bool:

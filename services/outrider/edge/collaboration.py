@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from outrider.core.auto.strategies import opening_params
+from outrider.core.methods import AUTO, PEARL
 from outrider.core.noise import choice_seed
-from outrider.core.params import InvalidParameter, Method, SpeculationParams
+from outrider.core.params import InvalidParameter
+from outrider.core.speculation import SpeculationLimits, SpeculationParams
 from outrider.core.tree import Draft, TokenId
 from outrider.edge.choices import emitted
 from outrider.security.callers import current_tenant
@@ -26,7 +28,7 @@ from outrider.wire.convert import draft_to_proto
 from outrider.wire.errors import InvalidArgument, RpcError
 from outrider.wire.handshake import handshake
 from outrider.wire.sampling import sampling_from_proto
-from outrider.wire.speculation import METHODS, SpeculationLimits, speculation_from_proto
+from outrider.wire.speculation import METHODS_FROM_PROTO, speculation_from_proto
 from outrider.wire.steering import check_drafted, steering_from_proto
 from outrider.wire.structure import structure_from_proto
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:  # it imports torch, see there
 
 log = structlog.get_logger(__name__)
 
-DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=12, lookahead=64, min_path_probability=0.2)
+DEFAULTS = SpeculationParams(PEARL, num_speculative_tokens=12, lookahead=64, min_path_probability=0.2)
 """Guess of the parameters of a request: a verifier's defaults, unless its flags say otherwise."""
 
 
@@ -214,7 +216,7 @@ class Collaboration:
 def _defaults(target: verifier_pb2.GetInfoResponse) -> SpeculationParams:
     """Guesses the parameters of a request that sets none, for this verifier."""
     return SpeculationParams(
-        METHODS.get(target.default_method, Method.AUTO),
+        METHODS_FROM_PROTO.get(target.default_method, AUTO),
         DEFAULTS.num_speculative_tokens,
         DEFAULTS.lookahead,
         DEFAULTS.min_path_probability,

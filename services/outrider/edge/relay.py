@@ -26,7 +26,7 @@ from outrider.wire.channels import NOT_TAKEN
 from outrider.wire.convert import INT32_MAX, missing_peer
 from outrider.wire.errors import RpcError, Unavailable
 from outrider.wire.resumption import difference, with_sampling
-from outrider.wire.speculation import METHODS
+from outrider.wire.speculation import METHODS_FROM_PROTO
 
 if TYPE_CHECKING:  # it imports torch, see there
     from outrider.speculator.drafter import Drafter
@@ -163,7 +163,7 @@ class Relay:
         # Told apart from here on: the drafter has to know it, and the next verifier may have other defaults.
         assert self._target is not None
         request = with_sampling(self._request, self._target.model)
-        method = METHODS.get(request.speculation.method or target.default_method)
+        method = METHODS_FROM_PROTO.get(request.speculation.method or target.default_method)
         # None is a number that this edge does not know. The cloud may know it, or refuses it in its own words.
         if method is None or not method.has_draft_model:
             await self._generate(upstream, request)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
 from outrider.edge.choices import texts_of, with_seed
 from outrider.edge.draft_model import DraftModel
 from outrider.edge.relay import Relay, TimeLeft, Write
@@ -156,7 +156,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             del info.speculators[:]  # the cloud's own, of which a generation here uses none
             served = {method for method, value in METHODS_TO_PROTO.items() if value in info.methods}
             # This edge drafts for a cloud that has no speculator, and so could not offer these methods itself.
-            methods = [method for method in Method if method in served or method.has_draft_model]
+            methods = [method for method in METHODS.values() if method in served or method.has_draft_model]
             info.methods[:] = [METHODS_TO_PROTO[method] for method in methods]
             return info
         return verifier_pb2.GetInfoResponse()

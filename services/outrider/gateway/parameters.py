@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
 from pydantic_core import ErrorDetails
 
+from outrider.core.methods import METHODS
 from outrider.gateway.errors import ApiError, invalid, shown
 
 _M = TypeVar("_M", bound="Parameters")
@@ -262,13 +263,16 @@ class SpeculationOptions(Parameters):
     calibration: bool | None = None
     as_published: bool | None = None
     allow_fallback: bool | None = None
-    card: dict[str, Any] | None = None
-    saguaro: dict[str, Any] | None = None
-    double: dict[str, Any] | None = None
-    spacelike: dict[str, Any] | None = None
-    best_first: dict[str, Any] | None = None
-    opt_tree: dict[str, Any] | None = None
-    sequoia: dict[str, Any] | None = None
+
+
+if not TYPE_CHECKING:
+    # With the parameters of each method, by its name. A type checker cannot read a class that is computed.
+    SpeculationOptions = create_model(
+        "SpeculationOptions",
+        __base__=SpeculationOptions,
+        __doc__=SpeculationOptions.__doc__,
+        **{method.field: (dict[str, Any] | None, None) for method in METHODS.values() if method.parameters},
+    )
 
 
 class SamplingParameters(Parameters):

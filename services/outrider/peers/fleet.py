@@ -18,7 +18,7 @@ from typing import NamedTuple
 import grpc
 import structlog
 
-from outrider.core.params import Steering
+from outrider.core.speculation import Steering
 from outrider.core.statistics import Absence, Traffic
 from outrider.core.tree import Draft, TokenId
 from outrider.peers.channel import PeerState, addresses_behind

@@ -17,7 +17,8 @@ import grpc
 import structlog
 
 from outrider.core.load import LoadEstimate
-from outrider.core.params import SamplingParams, SpeculationParams, Steering
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.statistics import Absence, RunningMean, Traffic
 from outrider.core.structure import Structure
 from outrider.core.tree import Draft, TokenId

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from outrider.core.params import InvalidParameter, SpeculationParams, check
+from outrider.core.params import InvalidParameter, check
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, TokenId
 from outrider.telemetry.tracing import Span
 from outrider.v1 import speculator_pb2

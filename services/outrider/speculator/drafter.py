@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from outrider.core.blocks import PoolState, PrefixScope
-from outrider.core.params import SamplingParams, SpeculationParams, Steering
+from outrider.core.params import SamplingParams
 from outrider.core.retrieval.retriever import TierSource
+from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.structure import Structure
 from outrider.core.tree import TokenId
 from outrider.models.engine import EngineThread

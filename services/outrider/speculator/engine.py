@@ -18,8 +18,8 @@ from outrider.core.acceptance import decides_by_ratio
 from outrider.core.blocks import PrefixScope
 from outrider.core.calibration import DraftCalibration, RetrievalCalibration
 from outrider.core.growth import Candidate, Expansion
-from outrider.core.params import Steering
 from outrider.core.retrieval.retriever import TierSource
+from outrider.core.speculation import Steering
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Draft, TokenId
 from outrider.models.adjustments import adjusted

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from outrider.core.params import Method, SpeculationParams, check
+from outrider.core.methods import PEARL
+from outrider.core.params import check
+from outrider.core.speculation import SpeculationLimits, SpeculationParams
 from outrider.core.structure import Matcher
 from outrider.models.loading import LoadedModel
 from outrider.models.structure import BadStructure, Grammars
@@ -15,11 +17,11 @@ from outrider.wire.convert import token_ids_from_proto
 from outrider.wire.errors import InvalidArgument
 from outrider.wire.handshake import check_handshake
 from outrider.wire.sampling import sampling_from_proto
-from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
+from outrider.wire.speculation import speculation_from_proto
 from outrider.wire.steering import check_drafted
 from outrider.wire.structure import structure_from_proto
 
-DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=8, lookahead=32)
+DEFAULTS = SpeculationParams(PEARL, num_speculative_tokens=8, lookahead=32)
 """Parameters for a caller that leaves fields unset. The verifier sets all of them."""
 LIMITS = SpeculationLimits()
 MAX_NAME_LEN = 256

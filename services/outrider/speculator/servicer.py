@@ -211,7 +211,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         call.add(session)
         # Before the caller is told, to lose no time: drafts come through the loop, so none is here before `opened`.
         engine.open(spec, session)
-        method = spec.speculation.method.value
+        method = spec.speculation.method.name
         log.info("session.started", session_id=spec.session_id, method=method, **recorded.log_fields)
         load = self._load(engine)
         self._reports.open(call.connection, load)
@@ -231,7 +231,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                 drafting_attributes(
                     self._serving.model.model_id,
                     session.session_id,
-                    session.opened.method.value,
+                    session.opened.method.name,
                     num_committed=len(session.committed),
                     num_drafts=session.num_drafts,
                     num_nodes=session.num_nodes,

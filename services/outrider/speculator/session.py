@@ -18,13 +18,13 @@ from itertools import takewhile
 from outrider.core.acceptance import DraftNoise, decides_by_ratio
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
-from outrider.core.costs import Waiting, path_probabilities, waiting_of
-from outrider.core.growth import Candidate, Expansion, GrowthPolicy
+from outrider.core.costs import path_probabilities
+from outrider.core.growth import NO_BIAS, Candidate, Expansion, GrowthPolicy
 from outrider.core.methods import growth_policy
-from outrider.core.methods.saguaro import SaguaroGrowth
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, Steering
-from outrider.core.retrieval.plan import draft_plan
+from outrider.core.params import SamplingParams, Source
 from outrider.core.retrieval.retriever import TierSource
+from outrider.core.retrieval.sides import draft_plan
+from outrider.core.speculation import SpeculationParams, Steering, Waiting
 from outrider.core.statistics import RunningMean
 from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId, path_to
@@ -147,11 +147,12 @@ class DraftSession:
 
     def _set_turns(self, params: SpeculationParams) -> None:
         """Takes in by which parameters the tree grows."""
-        self._is_awaited = waiting_of(params.method, params) is Waiting.ALWAYS
+        waiting = params.method.waits(params)
+        self._is_awaited = waiting.is_certain
         """True if the target waits for drafts: no commit comes while one grows."""
-        self.takes_turns = params.takes_turns(params.method)
+        self.takes_turns = waiting is Waiting.IN_TURNS
         """True if nothing is drafted while the target works."""
-        self.is_weighed = params.method is Method.BEST_FIRST and self.takes_turns
+        self.is_weighed = params.method.takes_as_pay and self.takes_turns
         """True if a draft ends where another forward is not worth the target's time."""
 
     @property
@@ -188,7 +189,7 @@ class DraftSession:
     def steer(self, steering: Steering) -> None:
         """Goes on as the caller says. Nodes that were grown stay."""
         self._has_changed = True
-        if steering.speculation is not None and steering.speculation.method is Method.OFF:
+        if steering.speculation is not None and steering.speculation.method.is_off:
             self._policy = None
         elif steering.speculation is not None:
             self._policy = growth_policy(steering.speculation)
@@ -392,15 +393,12 @@ class DraftSession:
         if self._noise is None:
             return [None] * (len(expansion.nodes) + len(expansion.phrase))
         words = self._noise.words(self.tree, expansion)
-        bias, counts = 1.0, [0] * len(words)
-        if isinstance(self._policy, SaguaroGrowth):
-            bias, counts = (
-                self.spec.speculation.saguaro.bias,
-                list(map(self._policy.num_biased_behind, expansion.nodes)),
-            )
+        policy = self._policy
+        biases = [NO_BIAS if policy is None else policy.draw_bias(node) for node in expansion.nodes]
+        biases += [NO_BIAS] * len(expansion.phrase)
         return [
-            DraftDraw(self.spec.sampling, word, self.spec.vocab_size, bias, count)
-            for word, count in zip(words, counts, strict=True)
+            DraftDraw(self.spec.sampling, word, self.spec.vocab_size, *bias)
+            for word, bias in zip(words, biases, strict=True)
         ]
 
     # What a forward found.

@@ -7,24 +7,18 @@ import uuid
 from dataclasses import dataclass, replace
 
 from outrider.core.blocks import PrefixScope
+from outrider.core.methods import METHODS, OFF, RETRIEVAL
 from outrider.core.noise import choice_seed
-from outrider.core.params import (
-    TIERS,
-    AcceptanceRule,
-    InvalidParameter,
-    Method,
-    RetrievalScope,
-    SpeculationParams,
-    check,
-)
-from outrider.core.retrieval.plan import target_plan
+from outrider.core.params import TIERS, InvalidParameter, RetrievalScope, check
+from outrider.core.retrieval.sides import target_plan
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import Method, SpeculationLimits, SpeculationParams
 from outrider.core.structure import Matcher, Structure, StructureBroken
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.structure import BadStructure, Grammars
 from outrider.models.text import ChatRefused, NoChatTemplate, NotInTemplate, TextCodec
-from outrider.v1 import types_pb2, verifier_pb2
+from outrider.v1 import verifier_pb2
 from outrider.verifier.chats import CHAT_FIELD, chat_from_proto, num_characters
 from outrider.verifier.stop_text import StopText
 from outrider.wire.convert import token_ids_from_proto
@@ -33,7 +27,7 @@ from outrider.wire.handshake import model_info
 from outrider.wire.reports import report_from_proto
 from outrider.wire.resumption import with_sampling
 from outrider.wire.sampling import sampling_from_proto, stop_strings_from_proto, stop_token_ids_from_proto
-from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
+from outrider.wire.speculation import given_names, speculation_from_proto
 from outrider.wire.structure import FIELD, structure_from_proto
 
 MAX_TOKEN_LEN = 256
@@ -162,13 +156,11 @@ def _spec(
         requested, limits, brings_drafts, request.speculation.allow_fallback, has_prediction=bool(prediction)
     )
     if sampling.is_greedy and speculation.is_ratio:
-        # Without sampling both rules keep the same tokens, and the match rule needs no draft probabilities. It goes
-        # together with a bias of 1: `SpeculationParams` refuses another one.
-        saguaro = replace(speculation.saguaro, bias=1.0)
-        speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
+        # Without sampling both rules keep the same tokens, and the match rule needs no draft probabilities.
+        speculation = speculation.by_match()
     shares_gpu = limits.shares_gpu and not brings_drafts
-    if shares_gpu:
-        speculation = _taking_turns(speculation, request.speculation)
+    if shares_gpu and speculation.method.on_shared_gpu is not None:
+        speculation = speculation.method.on_shared_gpu(speculation, given_names(request.speculation))
     max_tokens = _max_tokens(request, len(prompt), model)
     # Where max_tokens is clamped, so is what is wanted at least: the end of the room is an end of the length.
     most = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else max_tokens
@@ -190,21 +182,6 @@ def _spec(
         shares_gpu=shares_gpu,
         skip_special_tokens=request.skip_special_tokens or not request.HasField("skip_special_tokens"),
     )
-
-
-def _taking_turns(speculation: SpeculationParams, requested: types_pb2.SpeculationParams) -> SpeculationParams:
-    """Returns the parameters where both models share a GPU: draft and target take turns there, unless the request says
-    otherwise."""
-    method, best_first, double = speculation.method, speculation.best_first, speculation.double
-    if method is Method.BEST_FIRST:
-        own = requested.best_first
-        # The other two are of a tree that grows while the target works.
-        is_open = not (own.HasField("serial") or own.num_expanded or requested.HasField("lookahead"))
-        best_first = replace(best_first, serial=best_first.serial or is_open)
-    if method is Method.AUTO:
-        # DOUBLE, section D.8. A request for the method itself says so or not.
-        best_first, double = replace(best_first, serial=True), replace(double, serial=True)
-    return replace(speculation, best_first=best_first, double=double)
 
 
 def _choice(
@@ -301,14 +278,12 @@ def _prediction(
 def _prediction_rule(params: SpeculationParams) -> str:
     """Says what a request that looks nothing up in process would have to say to be allowed a prediction."""
     method = params.method
-    if method is Method.OFF:
+    if method.is_off:
         return "empty with method off, which looks nothing up"
-    if method is Method.SPACELIKE:
-        return "empty with method spacelike, which looks into what was generated before and nowhere else"
     if not params.retrieves:
-        return f"empty with method {method.value} unless speculation.retrieval is true"
-    if method is Method.DOUBLE:
-        return "empty with method double unless speculation.double.target_retrieval is true"
+        return f"empty with method {method.name} unless speculation.retrieval is true"
+    if method.no_prediction:
+        return f"empty with method {method.name}{method.no_prediction}"
     return "empty unless speculation.retrieval_params.sources name more than SOURCE_RING"
 
 
@@ -345,24 +320,24 @@ def _served(
     """
     method = params.method
     if brings_drafts:
-        names = ", ".join(m.value for m in Method if m.has_draft_model)
-        check(method.has_draft_model, "speculation.method", f"one with a draft model ({names})", method.value)
+        names = ", ".join(m.name for m in METHODS.values() if m.has_draft_model)
+        check(method.has_draft_model, "speculation.method", f"one with a draft model ({names})", method.name)
         return params
     missing = missing_peer(method, limits)
     if missing is None:
         return params
     if not allow_fallback:
-        raise FailedPrecondition(f"speculation.method {method.value} needs a {missing}, and this server has none")
+        raise FailedPrecondition(f"speculation.method {method.name} needs a {missing}, and this server has none")
     return _fallback(params, limits, has_prediction=has_prediction)
 
 
 def _fallback(params: SpeculationParams, limits: Limits, *, has_prediction: bool) -> SpeculationParams:
     """Returns parameters of the method for which this server has all peers: retrieval, otherwise no speculation."""
     # A prediction is looked up here, without any peer.
-    method = Method.RETRIEVAL if limits.has_datastore or has_prediction else Method.OFF
+    method = RETRIEVAL if limits.has_datastore or has_prediction else OFF
     scope = params.retrieval_scope if params.retrieves else limits.defaults.retrieval_scope
     shares = params.contribute if params.retrieves else scope is not RetrievalScope.SESSION
-    retrieves = method is Method.RETRIEVAL
+    retrieves = method.always_retrieves
     return SpeculationParams(
         method=method,
         num_speculative_tokens=params.num_speculative_tokens,

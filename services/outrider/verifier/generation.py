@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 from outrider.core.auto.strategies import opening_params
-from outrider.core.params import Method, Steering
 from outrider.core.retrieval.ngrams import Continuation
-from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import NO_COPIES, TierSource
+from outrider.core.retrieval.sides import target_plan
 from outrider.core.session import SessionSpec, Verdict, ending_of
+from outrider.core.speculation import Steering
 from outrider.core.statistics import Absence, Peer, Statistics, Traffic
 from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer, RetrievalStream
@@ -101,7 +101,7 @@ class Generation:
         engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter, salt=salt, elder_id=elder_id)
         if brings_drafts:
             self._events.put_nowait(Steering(opening_params(spec.speculation)))
-        if spec.speculation.method is not Method.AUTO:
+        if not spec.speculation.method.is_auto:
             self._open_speculation()
         if datastore is not None:
             self._open_retrieval(datastore, tenant)

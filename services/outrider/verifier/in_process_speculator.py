@@ -16,7 +16,7 @@ from functools import partial
 
 import structlog
 
-from outrider.core.params import Steering
+from outrider.core.speculation import Steering
 from outrider.core.statistics import Absence, Traffic
 from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import CannotLoadModel, LoadedModel, Weights, load_for, read_weights
@@ -346,7 +346,7 @@ class InProcessSession:
                 drafting_attributes(
                     self._speculator.drafter.model.model_id,
                     opening.session_id,
-                    self._spec.speculation.method.value,
+                    self._spec.speculation.method.name,
                     num_committed=opening.num_sent,
                     num_drafts=opening.num_drafts,
                     num_nodes=opening.num_nodes,

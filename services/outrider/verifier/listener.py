@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from outrider.core.params import Steering
 from outrider.core.session import Verdict
+from outrider.core.speculation import Steering
 from outrider.core.statistics import Statistics
 from outrider.verifier.retrieval import Question
 
@@ -42,7 +42,7 @@ class GenerationListener(Protocol):
     """Receives what a generation decides. Called on the event loop."""
 
     def on_begun(self, steering: Steering, max_forward_us: int) -> None:
-        """Called before the first verdict of `Method.AUTO`, when the session has chosen how to begin.
+        """Called before the first verdict of `auto`, when the session has chosen how to begin.
 
         Args:
             steering: How the drafter goes on from the parameters that it is opened with (`opening_params`). A pause

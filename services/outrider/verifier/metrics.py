@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.core.params import Method, Source
+from outrider.core.methods import METHODS
+from outrider.core.params import Source
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.speculation import Method
 from outrider.core.statistics import COUNTS, Counts, Histogram, RoundTime, Statistics, Traffic
 from outrider.peers.channel import PeerState, read_peers
 from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
@@ -28,7 +30,7 @@ class SessionCounts:
     """Counts since the start that the event loop writes; another thread may read."""
 
     # All keys from the start: another thread may iterate while this one counts.
-    sessions: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
+    sessions: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(METHODS.values(), 0))
     """Sessions that have begun, by their method."""
     num_resumed: int = 0
     """Sessions that go on with a text that was interrupted."""
@@ -65,10 +67,10 @@ class RoundCounts(Counts):
     for: a GPU has nothing to do meanwhile. 0 where it was asked for before that."""
     num_rows: int = 0
     """Rows of these forwards, those of prompts included."""
-    rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
-    """Rounds by the method in use; a round of `Method.AUTO` by what it chose."""
-    auto_rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
-    """Rounds of `Method.AUTO` by what it chose."""
+    rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(METHODS.values(), 0))
+    """Rounds by the method in use; a round of `auto` by what it chose."""
+    auto_rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(METHODS.values(), 0))
+    """Rounds of `auto` by what it chose."""
     empty_rounds: dict[EmptyRoundReason, int] = field(default_factory=lambda: dict.fromkeys(EmptyRoundReason, 0))
     """Rounds that verified nothing though their method would have."""
     num_prompt_tokens: int = 0
@@ -112,7 +114,7 @@ class RoundCounts(Counts):
             is_first: True for the first one of its session.
         """
         self.rounds[method] += 1
-        if spec.speculation.method is Method.AUTO:
+        if spec.speculation.method.is_auto:
             self.auto_rounds[method] += 1
         if empty_reason is not None:
             self.empty_rounds[empty_reason] += 1
@@ -148,7 +150,7 @@ def read_sessions(calls: GenerationCalls, counts: SessionCounts, peers: list[Pee
         "outrider_sessions_total",
         "Generations that were admitted, by method.",
         "method",
-        {method.value: count for method, count in counts.sessions.items()},
+        {method.name: count for method, count in counts.sessions.items()},
     )
     yield counter("outrider_resumed_sessions_total", "Those that went on with an interrupted text.", counts.num_resumed)
     yield counter(
@@ -225,13 +227,13 @@ def _read_methods(counts: RoundCounts) -> Metrics:
         "outrider_rounds_total",
         "Rounds, by the method in use: a round of method auto by what it chose.",
         "method",
-        {method.value: count for method, count in counts.rounds.items()},
+        {method.name: count for method, count in counts.rounds.items()},
     )
     yield counters(
         "outrider_auto_rounds_total",
         "Rounds of method auto, by what it chose.",
         "method",
-        {method.value: count for method, count in counts.auto_rounds.items()},
+        {method.name: count for method, count in counts.auto_rounds.items()},
     )
     yield counters(
         "outrider_fallback_rounds_total",

@@ -49,7 +49,7 @@ class SessionObserver:
         log.info(
             "session.started",
             session_id=spec.session_id,
-            method=spec.speculation.method.value,
+            method=spec.speculation.method.name,
             num_prompt_tokens=len(spec.prompt_token_ids),
             max_tokens=spec.max_tokens,
             **self._span.log_fields,
@@ -94,7 +94,7 @@ def _opening_attributes(spec: SessionSpec, model: Model) -> Attributes:
         "gen_ai.request.temperature": spec.sampling.temperature,
         "gen_ai.usage.input_tokens": len(spec.prompt_token_ids),
         "outrider.session_id": spec.session_id,
-        "outrider.method": spec.speculation.method.value,
+        "outrider.method": spec.speculation.method.name,
         "outrider.num_resumed_tokens": len(spec.resume_token_ids),
     }
 

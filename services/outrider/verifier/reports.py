@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from outrider.core.params import Method
 from outrider.core.reports import RoundReport, TokenLogprobs, VerifiedTree
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.speculation import Method
 from outrider.core.statistics import DraftTime, RoundTime
 from outrider.core.tree import Draft, Node
 from outrider.models.logprobs import token_logprobs

@@ -12,13 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.core.costs import DraftTimings, Waiting, patience_ms
+from outrider.core.costs import DraftTimings, patience_ms
 from outrider.core.params import Source
 from outrider.core.retrieval.ngrams import Continuation, Follower
 from outrider.core.retrieval.plan import RetrievalPlan
 from outrider.core.retrieval.pool import agreed_phrases
 from outrider.core.retrieval.retriever import MIN_MATCH_LEN, Retriever, TierSource
 from outrider.core.session import Session, Verdict
+from outrider.core.speculation import Waiting
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Node, TokenId
 from outrider.verifier.timings import EngineTimings

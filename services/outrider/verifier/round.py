@@ -9,8 +9,9 @@ from itertools import takewhile
 
 from outrider.core.auto.strategies import Strategy
 from outrider.core.costs import num_worth, path_probabilities
-from outrider.core.params import Fallback, Method, Rows, Source
+from outrider.core.params import Rows, Source
 from outrider.core.session import Session
+from outrider.core.speculation import Fallback
 from outrider.core.structure import StructureBroken, StructuredText
 from outrider.core.tree import Node
 from outrider.verifier.retrieval import SessionRetrieval
@@ -36,7 +37,7 @@ def next_nodes(
         timings: What rounds cost.
     """
     structured = session.structured
-    if structured is None or session.spec.speculation.method is Method.OFF:
+    if structured is None or session.spec.speculation.method.is_off:
         return _chosen_nodes(session, retrieval, strategy, timings)
     try:
         _add_forced(session, structured)
@@ -74,11 +75,11 @@ def _chosen_nodes(
 
 
 def _fallback(session: Session, strategy: Strategy) -> Fallback | None:
-    """Returns what stands in for a draft after a miss of SAGUARO; None where there is one, or another method."""
-    if strategy.method is not Method.SAGUARO:
+    """Returns what stands in for a draft after a miss; None where there is one, or the method has nothing."""
+    if strategy.method.fallback is None:
         return None
     is_missed = all(child.source is not Source.DRAFT for child in session.tree.root.children.values())
-    return session.spec.speculation.saguaro.fallback if is_missed else None
+    return strategy.method.fallback(session.spec.speculation) if is_missed else None
 
 
 def next_chain(session: Session, retrieval: SessionRetrieval | None, strategy: Strategy) -> list[Node]:

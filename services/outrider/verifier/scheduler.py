@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import HOLD_SHARE
-from outrider.core.params import MAX_ROWS
+from outrider.core.speculation import MAX_ROWS
 from outrider.models.kv_cache import KVCache
 from outrider.models.packing import Segment, placeholder
 from outrider.models.prefill import PrefillTurns

@@ -10,7 +10,9 @@ import grpc
 
 from outrider.core.blocks import PrefixScope
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, RetrievalScope, SpeculationParams
+from outrider.core.methods import METHODS
+from outrider.core.params import RetrievalScope
+from outrider.core.speculation import SpeculationLimits, SpeculationParams
 from outrider.models.generation_config import default_sampling
 from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, Weights, is_same_gpu, load_for
 from outrider.models.runner import cache_shape
@@ -39,7 +41,6 @@ from outrider.verifier.in_process_speculator import (
 )
 from outrider.verifier.servicer import Serving, VerifierServicer
 from outrider.verifier.settings import VerifierSettings
-from outrider.wire.speculation import SpeculationLimits
 
 MEASURED_ROWS = (*range(1, 13), 14, 16, 20, 24, 32)
 """Rows of the forwards that are timed at the start: all few of them, as a CPU takes its steps there."""
@@ -221,7 +222,7 @@ def limits_of(settings: VerifierSettings) -> Limits:
     """Returns the defaults and limits of requests."""
     scope = None if settings.retrieval_scope is None else RetrievalScope[settings.retrieval_scope.upper()]
     defaults = SpeculationParams(
-        method=Method(settings.default_method),
+        method=METHODS[settings.default_method],
         num_speculative_tokens=min(settings.num_speculative_tokens, settings.max_num_speculative_tokens),
         # `SpeculationParams` refuses a lookahead that is shorter than the longest chain.
         lookahead=max(settings.lookahead, settings.num_speculative_tokens),

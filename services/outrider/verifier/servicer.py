@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from outrider.core.params import Method, Steering
+from outrider.core.methods import METHODS
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import Steering
 from outrider.models.kv_cache import KVPool
 from outrider.models.loading import LoadedModel
 from outrider.models.structure import Grammars
@@ -348,7 +349,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _info(self, serving: Serving) -> verifier_pb2.GetInfoResponse:
         limits = serving.limits
-        methods = [method for method in Method if missing_peer(method, limits) is None]
+        methods = [method for method in METHODS.values() if missing_peer(method, limits) is None]
         speculators = [] if serving.speculators is None else serving.speculators.infos()
         return verifier_pb2.GetInfoResponse(
             model=model_info(serving.model),

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.auto.strategies import params_of
-from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
-from outrider.core.params import Source, Steering
+from outrider.core.costs import DraftTimings, patience_ms
+from outrider.core.params import Source
 from outrider.core.retrieval.ngrams import Continuation, Follower
-from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
+from outrider.core.retrieval.sides import target_plan
 from outrider.core.session import Session, SessionSpec, Verdict
+from outrider.core.speculation import Steering, Waiting
 from outrider.core.statistics import Absence, DraftTime, Peer, RoundTime, RunningMean
 from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
@@ -315,7 +316,7 @@ class VerifySession:
     def takes_turns(self) -> bool:
         """True if the target should wait for its draft, and the draft model for its verdict, as both share a GPU."""
         is_heard = self._is_attached and self._is_listening and self.choice.strategy.method.has_draft_model
-        is_awaited = is_heard and self._waiting is Waiting.ALWAYS
+        is_awaited = is_heard and self._waiting.is_certain
         return self.session.spec.shares_gpu and is_awaited and not self.is_prefilling
 
     @property
@@ -333,12 +334,12 @@ class VerifySession:
 
     @property
     def _waiting(self) -> Waiting:
-        return waiting_of(self.choice.strategy.method, self.session.spec.speculation)
+        return self.choice.strategy.method.waits(self.session.spec.speculation)
 
     def _is_worth_verifying(self) -> bool:
         if not self.is_drafting or self._is_answered:
             return bool(self.nodes)
-        if self._waiting is Waiting.ALWAYS and self.nodes and self.nodes[0].source not in DRAFTED:
+        if self._waiting.is_certain and self.nodes and self.nodes[0].source not in DRAFTED:
             return False  # draft, then verify: what was retrieved stands behind the draft, not in its place
         return is_worth_verifying(self.session, self.nodes, self._timings, self._accepted_per_chain.get(1.0))
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from outrider.core.params import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS, Method
+from outrider.core.methods import MethodName
+from outrider.core.speculation import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS
 from outrider.peers.speculator import MAX_NODES_PER_S
 from outrider.security.settings import SESSIONS_PER_CALLER
 from outrider.server.settings import LISTEN, ModelSettings, check_pool, checked_device, draft_dtype_on, model_config
-
-if TYPE_CHECKING:
-    MethodName = str
-else:
-    # A type checker cannot read a Literal that is computed. With the enum itself, flags would take its Python names.
-    MethodName = Literal[tuple(method.value for method in Method)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.core.auto.strategies import PLAIN, Strategy, params_of
-from outrider.core.params import SpeculationParams, Steering
+from outrider.core.speculation import SpeculationParams, Steering, Waiting
 from outrider.verifier.timings import EngineTimings
 
 NEAR_PART = 4
@@ -51,7 +51,7 @@ class DrafterSteering:
         sent, most = self._sent.max_num_nodes, self._params.num_speculative_tokens
         measured = int(self._timings.max_num_nodes.get(most))
         # A drafter that is not waited for has nothing better to do, and one that would not draft more needs no number.
-        if not self._params.takes_turns(strategy.method) or (not sent and measured >= most):
+        if strategy.method.waits(self._params) is not Waiting.IN_TURNS or (not sent and measured >= most):
             return sent
         measured = max(1, min(most, measured))
         # Sessions come and go: it would be told in each round. It is always told when there is room for all again.

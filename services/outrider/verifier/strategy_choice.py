@@ -5,13 +5,12 @@ from __future__ import annotations
 from outrider.core.auto.controller import Controller
 from outrider.core.auto.group import Leader, Share
 from outrider.core.auto.strategies import Decision, Strategy, strategies_of
-from outrider.core.params import Method
 from outrider.core.session import SessionSpec
 from outrider.verifier.timings import EngineTimings
 
 
 class StrategyChoice:
-    """Holds the strategy of a session. Only `Method.AUTO` has several: alone, a session's controller chooses among them
+    """Holds the strategy of a session. Only `auto` has several: alone, a session's controller chooses among them
     between rounds; where sessions share forwards, their group does (`outrider.core.auto.group`)."""
 
     def __init__(self, spec: SessionSpec, timings: EngineTimings) -> None:
@@ -26,7 +25,7 @@ class StrategyChoice:
         """That of the next round."""
         self.has_changed = False
         """True if the latest choice was another than the one before."""
-        self.is_auto = spec.speculation.method is Method.AUTO
+        self.is_auto = spec.speculation.method.is_auto
         """True if there are several."""
         self._usable = self._strategies
         self._number = timings.number_session() if self.is_auto else 0

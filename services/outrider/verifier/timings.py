@@ -76,12 +76,12 @@ class EngineTimings:
         # What the choices of all sessions have brought.
         self.retrieval = RetrievalCalibration()
         self.history = StrategyHistory(self.plain_ms)
-        """Strategies that `Method.AUTO` has tried with sessions that were alone."""
+        """Strategies that `auto` has tried with sessions that were alone."""
         self.group = Group()
         """Chooses among them for sessions that share forwards."""
 
     def number_session(self) -> int:
-        """Returns the number of a new session of `Method.AUTO`, from 1 on."""
+        """Returns the number of a new session of `auto`, from 1 on."""
         self._num_numbered += 1
         return self._num_numbered
 

@@ -11,8 +11,9 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from outrider.core.auto.strategies import Decision
-from outrider.core.params import Method, Source, check
+from outrider.core.params import Source, check
 from outrider.core.session import FinishReason
+from outrider.core.speculation import Method
 from outrider.core.statistics import COUNTS, Absence, Peer, RoundTime, Statistics, Traffic, median_or_zero
 from outrider.core.tree import Draft, SparseRow
 from outrider.v1 import types_pb2, verifier_pb2

@@ -8,36 +8,16 @@ says what may be done where they cannot be served, which is for `outrider.verifi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
 from typing import Any, Protocol, TypeVar, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from outrider.core.params import (
-    MAX_BEAM_WIDTH,
-    MAX_BUDGET,
-    MAX_ROWS,
-    SOURCES,
-    TIERS,
-    AcceptanceRule,
-    BestFirstParams,
-    CardParams,
-    DoubleParams,
-    Fallback,
-    FanOut,
-    Method,
-    OptTreeParams,
-    RetrievalScope,
-    Rows,
-    SaguaroParams,
-    SequoiaParams,
-    Source,
-    SpacelikeParams,
-    SpeculationParams,
-    check,
-)
+from outrider.core.methods import METHODS
+from outrider.core.params import SOURCES, TIERS, AcceptanceRule, RetrievalScope, Rows, Source, check
+from outrider.core.speculation import Method, MethodParams, SpeculationLimits, SpeculationParams, Waiting
 from outrider.v1 import types_pb2
 
 
@@ -66,23 +46,20 @@ def _is_plain(field: Any) -> bool:
     return field.has_presence and field.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_ENUM)
 
 
-# Matched by name: the values of `Method` are strings, where other enums have the numbers of the wire.
-METHODS = {cast(types_pb2.Method, types_pb2.Method.Value(f"METHOD_{method.name}")): method for method in Method}
-METHODS_TO_PROTO = {method: value for value, method in METHODS.items()}
-
-_AS_PAY = (Method.BEST_FIRST, Method.AUTO)
-"""Methods that take as many rows as pay, so that only the limit bounds a path."""
-_OWN_ROWS = dict.fromkeys((*_AS_PAY, Method.OPT_TREE, Method.SEQUOIA), Rows.TREE)
-"""The rows of a method where the request does not say; all other methods have one chain."""
+METHODS_FROM_PROTO = {
+    cast(types_pb2.Method, types_pb2.Method.Value(f"METHOD_{method.field.upper()}")): method
+    for method in METHODS.values()
+}
+METHODS_TO_PROTO = {method: value for value, method in METHODS_FROM_PROTO.items()}
 
 
 def method_from_proto(value: int, default: Method) -> Method:
     """Returns the method; unset means the default. A number that this server does not know is invalid."""
     if value == types_pb2.METHOD_UNSPECIFIED:
         return default
-    known = ", ".join(types_pb2.Method.Name(number) for number in METHODS)
-    check(value in METHODS, "speculation.method", f"one of {known}", value)
-    return METHODS[cast(types_pb2.Method, value)]
+    known = ", ".join(types_pb2.Method.Name(number) for number in METHODS_FROM_PROTO)
+    check(value in METHODS_FROM_PROTO, "speculation.method", f"one of {known}", value)
+    return METHODS_FROM_PROTO[cast(types_pb2.Method, value)]
 
 
 def speculation_from_proto(
@@ -91,7 +68,7 @@ def speculation_from_proto(
     """Returns how drafts are made. Unset fields have the server's defaults, or those that the proto states."""
     method = method_from_proto(message.method, defaults.method)
     max_gamma = limits.max_num_speculative_tokens
-    own_gamma = max_gamma if method in _AS_PAY else defaults.num_speculative_tokens
+    own_gamma = max_gamma if method.takes_as_pay else defaults.num_speculative_tokens
     gamma = limited(message, "num_speculative_tokens", "speculation", own_gamma, max_gamma)
     retrieves = _retrieves_from_proto(message, method)
     scope, contribute = _sharing_from_proto(message, method, retrieves, defaults, limits)
@@ -103,13 +80,16 @@ def speculation_from_proto(
         AcceptanceRule.MATCH,
     )
     is_ratio = rule is AcceptanceRule.RATIO
-    own_rows = _OWN_ROWS.get(method, Rows.CHAIN)
-    rows = enum_from_proto(message.rows, Rows, types_pb2.Rows, "speculation.rows", own_rows)
+    sampled = ", ".join(known.name for known in METHODS.values() if known.samples)
+    without = f"ACCEPTANCE_RULE_MATCH for a method other than {sampled}"
+    check(method.samples or not is_ratio, "speculation.acceptance_rule", without, "ACCEPTANCE_RULE_RATIO")
+    rows = enum_from_proto(message.rows, Rows, types_pb2.Rows, "speculation.rows", method.rows)
+    own = _own_from_proto(message, method, is_ratio, limits)
     resolved: dict[str, Any] = {
         "method": method,
         "num_speculative_tokens": gamma,
         # A default below gamma would be refused by SpeculationParams: a full chain must fit into the tree.
-        "lookahead": _lookahead_from_proto(message, method, max(defaults.lookahead, gamma), limits),
+        "lookahead": _lookahead_from_proto(message, method, own, max(defaults.lookahead, gamma), limits),
         "min_path_probability": _min_path_probability_from_proto(message, method, rows, defaults.min_path_probability),
         "rows": rows,
         "max_rows": _max_rows_from_proto(message, rows, limits),
@@ -119,34 +99,31 @@ def speculation_from_proto(
         "retrieval_scope": scope,
         "contribute": contribute,
         "sources": _sources_from_proto(message.retrieval_params),
+        "own": () if own is None else (own,),
     }
-    if method in (Method.OFF, Method.AUTO):
+    if method.is_off or method.is_auto:
         without = "unset with method off or auto, which chooses by calibrated scores"
         _check_unset(message, "calibration", "speculation", without)
-    own = method_params_from_proto(message, method, gamma, is_ratio, limits)
     # `resolved` replaces plain fields of the same names: it knows the limits and the method's own defaults.
-    params = SpeculationParams(**scalars_from_proto(message, SpeculationParams) | resolved | own)
-    check(
-        retrieves or params.saguaro.fallback is not Fallback.RETRIEVAL,
-        "speculation.saguaro.fallback",
-        "another than FALLBACK_RETRIEVAL where retrieval is unset",
-        "FALLBACK_RETRIEVAL",
-    )
+    params = SpeculationParams(**scalars_from_proto(message, SpeculationParams) | resolved)
+    if own is not None:
+        own.check(params, limits)
     return params
 
 
 def _lookahead_from_proto(
-    message: types_pb2.SpeculationParams, method: Method, default: int, limits: SpeculationLimits
+    message: types_pb2.SpeculationParams,
+    method: Method,
+    own: MethodParams | None,
+    default: int,
+    limits: SpeculationLimits,
 ) -> int:
     if not message.HasField("lookahead"):
         return default
     field, lookahead = "speculation.lookahead", message.lookahead
     check(method.drafts_ahead, field, "unset for a method that does not draft ahead", lookahead)
-    # DOUBLE on a single GPU: one after the other, retrieval-augmented drafting and verification (section D.8).
-    for serial in (Method.DOUBLE, Method.BEST_FIRST):
-        name = PARAMS_FIELDS[serial]
-        rule = f"unset where draft and target take turns ({name}.serial)"
-        check(method is not serial or not getattr(message, name).serial, field, rule, lookahead)
+    rule = f"unset where draft and target take turns ({method.field}.serial)"
+    check(not getattr(own, "serial", False), field, rule, lookahead)
     limit = limits.max_lookahead
     check(lookahead <= limit, field, f"at most {limit}, this server's limit", lookahead)
     return lookahead
@@ -156,7 +133,7 @@ def _min_path_probability_from_proto(
     message: types_pb2.SpeculationParams, method: Method, rows: Rows, default: float
 ) -> float:
     value = message.min_path_probability  # an unset field of protobuf reads as 0
-    if method is Method.BEST_FIRST and rows is Rows.TREE:
+    if not method.bounds_paths(rows):
         rule = "unset or 0 for METHOD_BEST_FIRST with ROWS_TREE, which takes nodes as they pay"
         check(value == 0, "speculation.min_path_probability", rule, value)
         return 0.0
@@ -173,7 +150,7 @@ def _max_rows_from_proto(message: types_pb2.SpeculationParams, rows: Rows, limit
 
 def _shared_noise_from_proto(message: types_pb2.SpeculationParams, method: Method, is_ratio: bool) -> bool:
     field, is_given = "speculation.shared_noise", message.HasField("shared_noise")
-    check(not is_given or method is not Method.OFF, field, "unset with method off", message.shared_noise)
+    check(not (is_given and method.is_off), field, "unset with method off", message.shared_noise)
     rule = "unset or false under ACCEPTANCE_RULE_RATIO: its drafts are independent of the target's noise"
     check(not (is_ratio and message.shared_noise), field, rule, message.shared_noise)
     return message.shared_noise if is_given else not is_ratio
@@ -184,7 +161,7 @@ def _retrieves_from_proto(message: types_pb2.SpeculationParams, method: Method) 
     if not method.always_retrieves:
         return message.retrieval
     is_refused = message.HasField("retrieval") and not message.retrieval
-    rule = f"unset or true for method {method.value}, which always retrieves"
+    rule = f"unset or true for method {method.name}, which always retrieves"
     check(not is_refused, "speculation.retrieval", rule, message.retrieval)
     return True
 
@@ -199,15 +176,14 @@ def _sharing_from_proto(
     """Returns with whom retrieval shares, and whether the session contributes."""
     given, params = message.HasField("retrieval_params"), message.retrieval_params
     check(retrieves or not given, "speculation.retrieval_params", "unset where nothing is retrieved", "a message")
-    # Spacelike drafts come from one buffer with the tokens of all finished requests (Takeoff's spacelike decoding).
-    default = limits.spacelike_scope if method is Method.SPACELIKE else defaults.retrieval_scope
+    default = limits.spacelike_scope if method.needs_datastore else defaults.retrieval_scope
     field = "speculation.retrieval_params.scope"
     scope = enum_from_proto(params.scope, RetrievalScope, types_pb2.RetrievalScope, field, default)
     if not retrieves:
         return RetrievalScope.SESSION, False
     is_session = scope is RetrievalScope.SESSION
-    rule = "RETRIEVAL_SCOPE_TENANT or RETRIEVAL_SCOPE_GLOBAL for method spacelike, which lives on what others said"
-    check(method is not Method.SPACELIKE or not is_session, field, rule, "RETRIEVAL_SCOPE_SESSION")
+    rule = f"RETRIEVAL_SCOPE_TENANT or RETRIEVAL_SCOPE_GLOBAL for method {method.name}, which lives on what others said"
+    check(not (method.needs_datastore and is_session), field, rule, "RETRIEVAL_SCOPE_SESSION")
     return scope, params.contribute if params.HasField("contribute") else not is_session
 
 
@@ -242,38 +218,27 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
         # Left out where it is the default, which every server knows.
         if params.sources != TIERS:
             message.retrieval_params.sources.extend(cast(types_pb2.Source, source.value) for source in params.sources)
-    method_params_to_proto(params, message)
+    _own_to_proto(params, message)
     return message
 
 
 def _meaningless(params: SpeculationParams) -> Iterator[str]:
     """Yields the plain fields that have no meaning here. The other side refuses a message that sets one of them."""
     method = params.method
-    if method in (Method.OFF, Method.AUTO):
+    if method.is_off or method.is_auto:
         yield "calibration"
-    if method is Method.BEST_FIRST and params.rows is Rows.TREE:
+    if not method.bounds_paths(params.rows):
         yield "min_path_probability"
-    if not method.drafts_ahead or params.takes_turns(method):
+    if not method.has_draft_model or method.waits(params) is Waiting.IN_TURNS:
         yield "lookahead"
     # As many rows as pay is 0 in the domain, and unset on the wire: there 0 is out of range.
     if params.rows is not Rows.TREE or not params.max_rows:
         yield "max_rows"
-    if method is Method.OFF or params.is_ratio:
+    if method.is_off or params.is_ratio:
         yield "shared_noise"
     if not params.retrieval:
         yield "retrieval"
 
-
-PARAMS_FIELDS = {
-    Method.CARD: "card",
-    Method.SAGUARO: "saguaro",
-    Method.DOUBLE: "double",
-    Method.SPACELIKE: "spacelike",
-    Method.BEST_FIRST: "best_first",
-    Method.OPT_TREE: "opt_tree",
-    Method.SEQUOIA: "sequoia",
-}
-"""The field of a method's own parameters, on the wire and in `SpeculationParams`."""
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -311,130 +276,70 @@ def _check_unset(message: Any, name: str, prefix: str, rule: str) -> None:
     check(not message.HasField(name), f"{prefix}.{name}", rule, getattr(message, name))
 
 
-def method_params_from_proto(
-    message: types_pb2.SpeculationParams, method: Method, gamma: int, is_ratio: bool, limits: SpeculationLimits
-) -> dict[str, Any]:
-    """Returns the method's own parameters as keyword arguments of `SpeculationParams`. Those of another method are
-    invalid."""
-    given, own = message.WhichOneof("method_params"), PARAMS_FIELDS.get(method)
-    check(given is None or given == own, f"speculation.{given}", f"unset for method {method.value}", "a message")
-    match method:
-        case Method.CARD:
-            return {"card": _card_from_proto(message.card, limits)}
-        case Method.SAGUARO:
-            return {"saguaro": _saguaro_from_proto(message.saguaro, gamma, is_ratio, limits)}
-        case Method.DOUBLE:
-            return {"double": _double_from_proto(message.double)}
-        case Method.SPACELIKE:
-            return {"spacelike": SpacelikeParams(**scalars_from_proto(message.spacelike, SpacelikeParams))}
-        case Method.BEST_FIRST:
-            return {"best_first": BestFirstParams(**scalars_from_proto(message.best_first, BestFirstParams))}
-        case Method.OPT_TREE:
-            return {"opt_tree": OptTreeParams(**scalars_from_proto(message.opt_tree, OptTreeParams))}
-        case Method.SEQUOIA:
-            return {"sequoia": SequoiaParams(**scalars_from_proto(message.sequoia, SequoiaParams))}
-    return {}
+def given_names(message: types_pb2.SpeculationParams) -> set[str]:
+    """Returns the names of the fields that are set, those of the method's own parameters included."""
+    own = message.WhichOneof("method_params")
+    parts: list[Message] = [message] if own is None else [message, getattr(message, own)]
+    return {field.name for part in parts for field, _ in part.ListFields()}
 
 
-def _card_from_proto(message: types_pb2.CardParams, limits: SpeculationLimits) -> CardParams:
-    width = limited(message, "beam_width", "speculation.card", CardParams().beam_width, limits.max_beam_width)
-    return CardParams(**scalars_from_proto(message, CardParams) | {"beam_width": width})
+def _own_from_proto(
+    message: types_pb2.SpeculationParams, method: Method, is_ratio: bool, limits: SpeculationLimits
+) -> MethodParams | None:
+    """Returns the method's own parameters, if it has some. Those of another method are invalid."""
+    given, kind = message.WhichOneof("method_params"), method.parameters
+    is_own = given is None or (kind is not None and given == method.field)
+    check(is_own, f"speculation.{given}", f"unset for method {method.name}", "a message")
+    if kind is None:
+        return None
+    sent, prefix, defaults = getattr(message, method.field), f"speculation.{method.field}", kind()
+    resolved: dict[str, Any] = {}
+    for known in fields(cast(Any, kind)):
+        name, default = known.name, getattr(defaults, known.name)
+        wire, limit = sent.DESCRIPTOR.fields_by_name[name], getattr(limits, f"max_{name}", None)
+        if wire.is_repeated and wire.enum_type is not None:
+            resolved[name] = (
+                _members_from_proto(getattr(sent, name), known.metadata["choices"], wire, prefix) or default
+            )
+        elif wire.is_repeated:
+            resolved[name] = tuple(getattr(sent, name)) or default
+        elif wire.enum_type is not None:
+            names = getattr(types_pb2, wire.enum_type.name)
+            resolved[name] = enum_from_proto(getattr(sent, name), type(default), names, f"{prefix}.{name}", default)
+        elif limit is not None:
+            resolved[name] = limited(sent, name, prefix, default, limit)
+    own = kind(**scalars_from_proto(sent, kind) | resolved)
+    is_set = {field.name for field, _ in sent.ListFields()}
+    for name, rule in own.meaningless(is_set, is_ratio=is_ratio):
+        check(name not in is_set, f"{prefix}.{name}", rule, getattr(sent, name))
+    return own
 
 
-def _saguaro_from_proto(
-    message: types_pb2.SaguaroParams, gamma: int, is_ratio: bool, limits: SpeculationLimits
-) -> SaguaroParams:
-    prefix, defaults = "speculation.saguaro", SaguaroParams()
-    fan_out = enum_from_proto(message.fan_out, FanOut, types_pb2.FanOut, f"{prefix}.fan_out", defaults.fan_out)
-    if fan_out is FanOut.GIVEN:
-        _check_unset(message, "budget", prefix, "unset for FAN_OUT_GIVEN: fan_outs say it")
-        _check_fan_outs(message.fan_outs, gamma, limits.max_budget)
-    if fan_out is not FanOut.GEOMETRIC:
-        _check_unset(message, "exponent", prefix, "unset for another fan-out than FAN_OUT_GEOMETRIC")
-    # The factor C in [0, 1] of SAGUARO sampling, and its number F of top tokens. The match rule samples no drafts.
-    if not is_ratio:
-        _check_unset(message, "bias", prefix, "unset under ACCEPTANCE_RULE_MATCH: the bias is of sampled tokens")
-    if not message.HasField("bias"):
-        _check_unset(message, "num_biased", prefix, "unset where bias is unset")
-    resolved: dict[str, Any] = {
-        "fan_out": fan_out,
-        "budget": limited(message, "budget", prefix, defaults.budget, limits.max_budget),
-        "fan_outs": tuple(message.fan_outs),
-        "fallback": enum_from_proto(
-            message.fallback, Fallback, types_pb2.Fallback, f"{prefix}.fallback", defaults.fallback
-        ),
-    }
-    return SaguaroParams(**scalars_from_proto(message, SaguaroParams) | resolved)
+def _members_from_proto(
+    numbers: Iterable[int], choices: Iterable[Enum], field: FieldDescriptor, prefix: str
+) -> tuple[Enum, ...]:
+    """Returns members of an enum, each once, however often the message names it."""
+    known, names = {member.value: member for member in choices}, getattr(types_pb2, cast(Any, field.enum_type).name)
+    for index, number in enumerate(numbers):
+        check(number in known, f"{prefix}.{field.name}[{index}]", f"one of {_names_of(names, known)}", number)
+    return tuple(dict.fromkeys(known[number] for number in numbers))
 
 
-def _check_fan_outs(fan_outs: Iterable[int], gamma: int, max_budget: int) -> None:
-    """Checks fan-outs: each stands for a position of the chain or behind it, the last one for all further positions."""
-    # SAGUARO, Theorem 12, has fan-outs F_k at the positions k = 0 to K, one more than a chain has tokens, under a
-    # budget B: here the sum of all F_k.
-    counts, num_positions = list(fan_outs), gamma + 1
-    field = "speculation.saguaro.fan_outs"
-    check(len(counts) <= num_positions, field, f"at most num_speculative_tokens + 1 ({num_positions})", len(counts))
-    budget = sum(counts) + (num_positions - len(counts)) * (counts[-1] if counts else 0)
-    rule = f"at most {max_budget} in all, this server's limit, over {num_positions} positions"
-    check(budget <= max_budget, field, rule, budget)
-
-
-def _double_from_proto(message: types_pb2.DoubleParams) -> DoubleParams:
-    prefix, tiers = "speculation.double", {tier.value: tier for tier in TIERS}
-    for index, number in enumerate(message.tiers):
-        check(number in tiers, f"{prefix}.tiers[{index}]", f"one of {_names_of(types_pb2.Source, tiers)}", number)
-    sides = ("draft_retrieval", "target_retrieval")
-    if all(message.HasField(side) and not getattr(message, side) for side in sides):
-        _check_unset(message, "max_phrase_len", prefix, "unset where draft_retrieval and target_retrieval are false")
-    # Each tier once, however often the message names it.
-    requested_tiers = tuple(dict.fromkeys(tiers[number] for number in message.tiers))
-    return DoubleParams(**scalars_from_proto(message, DoubleParams) | {"tiers": requested_tiers or TIERS})
-
-
-def method_params_to_proto(params: SpeculationParams, message: types_pb2.SpeculationParams) -> None:
+def _own_to_proto(params: SpeculationParams, message: types_pb2.SpeculationParams) -> None:
     """Sets the method's own parameters, every field that has a meaning."""
-    name = PARAMS_FIELDS.get(params.method)
-    if name is None:
+    method = params.method
+    if method.parameters is None:
         return
-    own = getattr(message, name)
+    own, sent = params.of(method.parameters), getattr(message, method.field)
     # A message that has only unset fields is itself unset until it is marked.
-    own.SetInParent()
-    scalars_to_proto(getattr(params, name), own)
-    if params.method is Method.SAGUARO:
-        _saguaro_to_proto(params.saguaro, own, params.is_ratio)
-    elif params.method is Method.DOUBLE:
-        own.tiers.extend(tier.value for tier in params.double.tiers)
-        if not (params.double.draft_retrieval or params.double.target_retrieval):
-            own.ClearField("max_phrase_len")
-
-
-def _saguaro_to_proto(params: SaguaroParams, message: types_pb2.SaguaroParams, is_ratio: bool) -> None:
-    message.fan_out = params.fan_out.value  # type: ignore[assignment]  # the values are those of the wire
-    message.fallback = params.fallback.value  # type: ignore[assignment]
-    message.fan_outs.extend(params.fan_outs)
-    if params.fan_out is FanOut.GIVEN:
-        message.ClearField("budget")
-    if params.fan_out is not FanOut.GEOMETRIC:
-        message.ClearField("exponent")
-    if not is_ratio:
-        message.ClearField("bias")
-        message.ClearField("num_biased")
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationLimits:
-    """Limits of a request's parameters: a value beyond is refused, and the message states the limit."""
-
-    max_num_speculative_tokens: int = 64
-    max_num_rows: int = MAX_ROWS
-    """Limit of `max_rows`."""
-    max_beam_width: int = MAX_BEAM_WIDTH
-    max_budget: int = MAX_BUDGET
-    """Limit of the outcomes that SAGUARO drafts for at a time."""
-    spacelike_scope: RetrievalScope = RetrievalScope.TENANT
-    """Scope of METHOD_SPACELIKE where the request does not say: alone with itself, a session has nothing to look up."""
-
-    @property
-    def max_lookahead(self) -> int:
-        """Limit of `lookahead`: sixteen full chains in flight hide any round trip that is worth hiding."""
-        return 16 * self.max_num_speculative_tokens
+    sent.SetInParent()
+    scalars_to_proto(own, sent)
+    names = [field.name for field in sent.DESCRIPTOR.fields]
+    for name in names:
+        value = getattr(own, name)
+        if isinstance(value, tuple):
+            getattr(sent, name).extend(each.value if isinstance(each, Enum) else each for each in value)
+        elif isinstance(value, Enum):
+            setattr(sent, name, value.value)
+    for name, _ in own.meaningless(names, is_ratio=params.is_ratio):
+        sent.ClearField(name)

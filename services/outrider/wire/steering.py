@@ -6,12 +6,14 @@ decided here.
 
 from __future__ import annotations
 
-from outrider.core.params import Method, SpeculationParams, Steering, check
+from outrider.core.methods import METHODS
+from outrider.core.params import check
+from outrider.core.speculation import Method, SpeculationLimits, SpeculationParams, Steering
 from outrider.v1 import types_pb2
 from outrider.wire.errors import Unimplemented
-from outrider.wire.speculation import SpeculationLimits, speculation_from_proto, speculation_to_proto
+from outrider.wire.speculation import method_from_proto, speculation_from_proto, speculation_to_proto
 
-DRAFTED = tuple(method for method in Method if method.needs_draft_model)
+DRAFTED = tuple(method for method in METHODS.values() if method.needs_draft_model)
 """The methods that have a growth policy. METHOD_AUTO has none: the verifier chooses a method, and sends that."""
 
 
@@ -26,7 +28,7 @@ def steering_to_proto(steering: Steering) -> types_pb2.Steering:
 
 
 def steering_from_proto(message: types_pb2.Steering, opened: SpeculationParams, limits: SpeculationLimits) -> Steering:
-    """Returns how to go on; Method.OFF means pause. Fields that the message leaves open are as in `opened`.
+    """Returns how to go on; method off means pause. Fields that the message leaves open are as in `opened`.
 
     Args:
         message: The steering.
@@ -50,16 +52,16 @@ def _speculation(
     # A copy, as the defaults are written into it: the steering is the caller's.
     message = types_pb2.SpeculationParams()
     message.CopyFrom(steering.speculation)
-    # A pause has no rule to keep, and METHOD_OFF refuses shared noise. Elsewhere the rule is written in, since unset
+    # A pause has no rule to keep, and method off refuses shared noise. Elsewhere the rule is written in, since unset
     # means the match rule. Under the ratio rule shared noise stays unset, which is false there.
-    if message.method != types_pb2.METHOD_OFF:
+    if not method_from_proto(message.method, opened.method).is_off:
         rule, known = message.acceptance_rule, opened.acceptance_rule
         _check_as_opened("acceptance_rule", rule or known.value, known.value)
         message.acceptance_rule = known.value  # type: ignore[assignment]  # the values are those of the wire
         if not opened.is_ratio and not message.HasField("shared_noise"):
             message.shared_noise = opened.shared_noise
     speculation = speculation_from_proto(message, opened, limits)
-    if speculation.method is not Method.OFF:
+    if not speculation.method.is_off:
         check_drafted(speculation.method)
         _check_as_opened("shared_noise", speculation.shared_noise, opened.shared_noise)
     return speculation
@@ -67,10 +69,10 @@ def _speculation(
 
 def check_drafted(method: Method) -> None:
     """Raises Unimplemented unless there is a growth policy for the method."""
-    if method is Method.AUTO:
+    if method.is_auto:
         raise Unimplemented("speculation.method auto: the verifier chooses, and says what it has chosen")
     if method not in DRAFTED:
-        raise Unimplemented(f"speculation.method {method.value} needs no speculator")
+        raise Unimplemented(f"speculation.method {method.name} needs no speculator")
 
 
 def _check_as_opened(field: str, value: object, opened: object) -> None:

@@ -58,8 +58,8 @@ def test_cases_and_methods_are_mixed() -> None:
     cases = cases_of(sizes_of(FaultsConfig()), 3)
     assert len({case.prompt for case in cases}) == len(cases)
     assert {case.options["temperature"] for case in cases} == {0.0, 0.7, 1.0}
-    assert {"pearl", "auto", "double"} <= {method.value for method in DRAFTING}
-    assert {"off", "retrieval", "spacelike"} == {method.value for method in OTHERS}
+    assert {"pearl", "auto", "double"} <= {method.name for method in DRAFTING}
+    assert {"off", "retrieval", "spacelike"} == {method.name for method in OTHERS}
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_bench.config import PARTS, MethodsConfig
 from outrider_bench.drivers import num_judged_in, rounds_from_proto, to_proto, wire_name
@@ -79,7 +79,7 @@ def test_an_experiment_has_names_that_are_its_own_and_contenders_that_can_be_tol
 def test_every_method_stands_in_the_table_of_methods() -> None:
     [experiment] = experiments_of(("methods",), MethodsSizes(), 3)
     alone = {"spacelike"}  # it has nothing to say in a new service, and a part of its own
-    assert {one.method for one in experiment.contenders} == {method.value for method in Method} - alone
+    assert {one.method for one in experiment.contenders} == METHODS.keys() - alone
     assert experiment.temperatures == (0.0, 0.7, 1.0)
 
 
@@ -95,7 +95,7 @@ def test_every_experiment_that_something_is_claimed_of_has_a_dozen_prompts_or_al
 
 def test_every_method_stands_in_the_part_with_several_generations_at_once_in_its_usual_setting() -> None:
     batch, fallbacks = experiments_of(("batch",), MethodsSizes(), 3)
-    assert {label_of(one) for one in batch.contenders} == {method.value for method in Method} - {"spacelike"}
+    assert {label_of(one) for one in batch.contenders} == METHODS.keys() - {"spacelike"}
     assert (batch.concurrencies, fallbacks.concurrencies) == ((1, 2, 4, 8, 16), (1, 4, 16))
     assert len(batch.prompts) == len(fallbacks.prompts) == 16  # enough for the most at once
     assert batch.config(0, (0, 1)).concurrencies == batch.concurrencies
@@ -173,8 +173,8 @@ def test_what_a_contender_asks_for_is_what_the_server_hears() -> None:
 
 
 def test_a_method_has_its_name_on_the_wire() -> None:
-    for method in Method:
-        assert wire_name(method.value) in types_pb2.Method.keys()  # noqa: SIM118 - an enum of protobuf
+    for method in METHODS.values():
+        assert wire_name(method.name) in types_pb2.Method.keys()  # noqa: SIM118 - an enum of protobuf
 
 
 def chunk(num_drafted: int, *sources: int) -> verifier_pb2.Chunk:

@@ -11,12 +11,13 @@ import numpy as np
 from outrider.core.auto.controller import Controller
 from outrider.core.auto.history import StrategyHistory
 from outrider.core.auto.strategies import PLAIN, Decision, Strategy
-from outrider.core.params import Method, Rows
+from outrider.core.methods import METHODS
+from outrider.core.params import Rows
 
-RETRIEVAL = Strategy(Method.RETRIEVAL, retrieval=True)
-PEARL = Strategy(Method.PEARL, retrieval=True)
-BEST_FIRST = Strategy(Method.BEST_FIRST, Rows.TREE)
-DOUBLE = Strategy(Method.DOUBLE, retrieval=True)
+RETRIEVAL = Strategy(METHODS["retrieval"], retrieval=True)
+PEARL = Strategy(METHODS["pearl"], retrieval=True)
+BEST_FIRST = Strategy(METHODS["best-first"], Rows.TREE)
+DOUBLE = Strategy(METHODS["double"], retrieval=True)
 STRATEGIES = (BEST_FIRST, PEARL, DOUBLE, RETRIEVAL, PLAIN)
 """The order in which a server would prefer them."""
 

@@ -1,4 +1,4 @@
-"""The controller of `Method.AUTO`, round by round."""
+"""The controller of `auto`, round by round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from outrider.core.auto.controller import SECOND_TRIED_AFTER, Controller
 from outrider.core.auto.history import StrategyHistory, TemperatureClass
 from outrider.core.auto.strategies import Strategy
-from outrider.core.params import Method, Rows
+from outrider.core.methods import AUTO, CARD, OFF
+from outrider.core.params import Rows
 from tests.core.auto.simulated_costs import (
     BEST_FIRST,
     DOUBLE,
@@ -195,7 +196,7 @@ class TestInterface:
 
     @pytest.mark.parametrize(
         "strategies",
-        [(PEARL, PEARL), (Strategy(Method.AUTO), PLAIN), (Strategy(Method.OFF, Rows.TREE), PEARL)],
+        [(PEARL, PEARL), (Strategy(AUTO), PLAIN), (Strategy(OFF, Rows.TREE), PEARL)],
         ids=str,
     )
     def test_strategies_that_make_no_sense_are_refused(self, strategies: tuple[Strategy, ...]) -> None:
@@ -211,7 +212,7 @@ class TestInterface:
             with pytest.raises(ValueError, match="a round cannot commit"):
                 controller.observe(num_tokens, round_ms)
         with pytest.raises(ValueError, match="not strategies of this controller"):
-            controller.set_available([Strategy(Method.CARD)])
+            controller.set_available([Strategy(CARD)])
         for plain_ms in (0.0, -1.0, float("nan"), float("inf")):
             with pytest.raises(ValueError, match="plain_ms"):
                 StrategyHistory(plain_ms)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from outrider.core.auto.group import Group, Share, load_class_of
 from outrider.core.auto.strategies import PLAIN, Strategy
-from outrider.core.params import Method, Rows
+from outrider.core.methods import METHODS
+from outrider.core.params import Rows
 
-BEST_FIRST = Strategy(Method.BEST_FIRST, Rows.TREE)
-PEARL = Strategy(Method.PEARL)
-RETRIEVAL = Strategy(Method.RETRIEVAL, retrieval=True)
+BEST_FIRST = Strategy(METHODS["best-first"], Rows.TREE)
+PEARL = Strategy(METHODS["pearl"])
+RETRIEVAL = Strategy(METHODS["retrieval"], retrieval=True)
 STRATEGIES = (BEST_FIRST, PEARL, RETRIEVAL, PLAIN)
 PLAIN_MS = 25.0
 
@@ -59,7 +60,7 @@ class World:
 
 def world(num_sessions: int, **rates: float) -> World:
     """Returns one in which strategies have these rates, in plain steps."""
-    rate_of = {strategy: rates.get(strategy.method.value.replace("-", "_"), 1.0) for strategy in STRATEGIES}
+    rate_of = {strategy: rates.get(strategy.method.name.replace("-", "_"), 1.0) for strategy in STRATEGIES}
     means = {BEST_FIRST: 3.2, PEARL: 2.6, RETRIEVAL: 1.4, PLAIN: 1.0}
     return World(num_sessions, means, {each: means[each] * PLAIN_MS / rate_of[each] for each in STRATEGIES})
 

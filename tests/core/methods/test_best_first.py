@@ -9,8 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.growth import Candidate, Expansion
-from outrider.core.methods.best_first import LEAST_CHILD, MIN_CHILD, MIN_EXPANDED, READY, BestFirstGrowth
-from outrider.core.params import BestFirstParams, Method, Source, SpeculationParams
+from outrider.core.methods import BEST_FIRST
+from outrider.core.methods.best_first import (
+    LEAST_CHILD,
+    MIN_CHILD,
+    MIN_EXPANDED,
+    READY,
+    BestFirstGrowth,
+    BestFirstParams,
+)
+from outrider.core.params import Source
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 from tests.core.methods.toy_speculator import ToySpeculator, path_of, toy_model
 
@@ -19,7 +28,7 @@ VOCAB_SIZE = 97
 
 def policy(num_expanded: int = 0, num_children: int = 4, lookahead: int = 16) -> BestFirstGrowth:
     params = BestFirstParams(num_expanded, num_children)
-    return BestFirstGrowth(SpeculationParams(Method.BEST_FIRST, 8, lookahead, best_first=params))
+    return BestFirstGrowth(SpeculationParams(BEST_FIRST, 8, lookahead, own=(params,)))
 
 
 def candidates(node: Node, sharpness: float = 1.0) -> list[Candidate]:

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.core.methods import BEST_FIRST
+from outrider.core.methods.best_first import BestFirstParams
 from outrider.core.methods.best_path import MIN_CLAIM, MIN_PATH, MIN_RUNNER_UP, BestPathGrowth
-from outrider.core.params import BestFirstParams, Method, Rows, SpeculationParams
+from outrider.core.params import Rows
+from outrider.core.speculation import SpeculationParams
 from tests.core.methods.toy_speculator import (
     ToySpeculator,
     a_missing_token,
@@ -22,8 +25,8 @@ from tests.core.methods.toy_speculator import (
 
 def policy(depth: int = 6, min_path_probability: float = 0.0, rows: Rows = Rows.TREE) -> BestPathGrowth:
     own = BestFirstParams(num_children=4, serial=True)
-    params = SpeculationParams(Method.BEST_FIRST, depth, depth, min_path_probability, rows=rows, best_first=own)
-    return BestPathGrowth(params)
+    params = SpeculationParams(BEST_FIRST, depth, depth, min_path_probability, rows=rows, own=(own,))
+    return BestPathGrowth(params, own.num_children)
 
 
 @settings(deadline=None, max_examples=40)

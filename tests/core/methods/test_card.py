@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.growth import Candidate
-from outrider.core.methods.card import CardGrowth
-from outrider.core.params import CardParams, Method, Source, SpeculationParams
+from outrider.core.methods import CARD
+from outrider.core.methods.card import CardGrowth, CardParams
+from outrider.core.params import Source
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node
 from tests.core.methods.toy_speculator import (
     VOCAB_SIZE,
@@ -37,7 +39,7 @@ def policy(
     min_path_probability: float = 0.0,
 ) -> CardGrowth:
     card = CardParams(beam_width, num_children, correction, refill)
-    return CardGrowth(SpeculationParams(Method.CARD, gamma, lookahead, min_path_probability, card=card))
+    return CardGrowth(SpeculationParams(CARD, gamma, lookahead, min_path_probability, own=(card,)))
 
 
 def diverged_session() -> tuple[ToySpeculator, list[Node]]:

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from outrider.core.growth import GrowthPolicy
-from outrider.core.methods import growth_policy
-from outrider.core.params import Method, Source, SpeculationParams
+from outrider.core.methods import OFF, PEARL, RETRIEVAL, SPECULATIVE, growth_policy
+from outrider.core.params import Source
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import DraftTree
 
 
@@ -34,32 +35,32 @@ def params(method: Method, min_path_probability: float = 0.0) -> SpeculationPara
 
 def test_speculative_drafts_one_chain_and_waits_for_the_commit() -> None:
     tree = DraftTree([0], 50)
-    assert grow(growth_policy(params(Method.SPECULATIVE)), tree, 0.9) == [4]
+    assert grow(growth_policy(params(SPECULATIVE)), tree, 0.9) == [4]
     assert tree.num_nodes == 4
 
 
 def test_pearl_goes_on_to_its_lookahead() -> None:
     tree = DraftTree([0], 50)
-    assert grow(growth_policy(params(Method.PEARL)), tree, 0.9) == [4, 8, 12]
+    assert grow(growth_policy(params(PEARL)), tree, 0.9) == [4, 8, 12]
     assert tree.num_nodes == 12
 
 
 def test_an_improbable_chain_is_sent_as_soon_as_the_target_would_not_verify_more() -> None:
     tree = DraftTree([0], 50)
     # .5 ** 2 = .25 is still above .2, .5 ** 3 is not; with twice the logarithm growth ends after .5 ** 5 < .04.
-    assert grow(growth_policy(params(Method.PEARL, 0.2)), tree, 0.5) == [3]
+    assert grow(growth_policy(params(PEARL, 0.2)), tree, 0.5) == [3]
     assert tree.num_nodes == 5
 
 
 def test_growth_goes_on_when_a_commit_has_eaten_into_the_chain() -> None:
-    policy, tree = growth_policy(params(Method.PEARL)), DraftTree([0], 50)
+    policy, tree = growth_policy(params(PEARL)), DraftTree([0], 50)
     grow(policy, tree, 0.9)
     assert policy.next_expansion(tree) is None
     tree.commit([1, 2])
     assert policy.next_expansion(tree) is not None
 
 
-@pytest.mark.parametrize("method", [Method.OFF, Method.RETRIEVAL])
+@pytest.mark.parametrize("method", [OFF, RETRIEVAL])
 def test_a_method_without_a_draft_model_has_no_policy(method: Method) -> None:
-    with pytest.raises(ValueError, match=method.value):
+    with pytest.raises(ValueError, match=method.name):
         growth_policy(params(method))

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.methods.opt_tree import OptTreeGrowth
-from outrider.core.params import Method, OptTreeParams, SpeculationParams
+from outrider.core.methods import OPT_TREE
+from outrider.core.methods.opt_tree import OptTreeGrowth, OptTreeParams
+from outrider.core.speculation import SpeculationParams
 from tests.core.methods.toy_speculator import (
     NUM_LIKELY,
     ToySpeculator,
@@ -22,7 +23,7 @@ from tests.core.methods.toy_speculator import (
 
 def policy(num_nodes: int = 12, min_gain: float = 0.0, depth: int = 3) -> OptTreeGrowth:
     return OptTreeGrowth(
-        SpeculationParams(Method.OPT_TREE, depth, depth, opt_tree=OptTreeParams(num_nodes, min_gain)),
+        SpeculationParams(OPT_TREE, depth, depth, own=(OptTreeParams(num_nodes, min_gain),)),
     )
 
 

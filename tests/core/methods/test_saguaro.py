@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 
 from outrider.core.calibration import MAX_ACCEPTANCE_RATE, MIN_ACCEPTANCE_RATE
 from outrider.core.growth import Candidate
-from outrider.core.methods.saguaro import MAX_ROWS, SaguaroGrowth, apportioned, fan_outs, geometric_shares
-from outrider.core.params import AcceptanceRule, FanOut, Method, SaguaroParams, Source, SpeculationParams
+from outrider.core.methods import SAGUARO
+from outrider.core.methods.saguaro import (
+    MAX_ROWS,
+    FanOut,
+    SaguaroGrowth,
+    SaguaroParams,
+    apportioned,
+    fan_outs,
+    geometric_shares,
+)
+from outrider.core.params import AcceptanceRule, Source
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node
 from tests.core.methods.toy_speculator import (
     VOCAB_SIZE,
@@ -46,7 +56,7 @@ def policy(
     )
     rule = AcceptanceRule.RATIO if is_ratio else AcceptanceRule.MATCH
     return SaguaroGrowth(
-        SpeculationParams(Method.SAGUARO, gamma, lookahead, min_path_probability, acceptance_rule=rule, saguaro=saguaro)
+        SpeculationParams(SAGUARO, gamma, lookahead, min_path_probability, acceptance_rule=rule, own=(saguaro,))
     )
 
 
@@ -568,7 +578,7 @@ def test_no_allocation_has_a_higher_hit_probability_but_for_rounding(
 def ranked_session(rank: int | None, exponent: float = 0.0, *, num_rounds: int = 60) -> ToySpeculator:
     """After rounds in which the target has always refused the chain's first token and said the outcome of that rank;
     None = it said another token."""
-    params = SpeculationParams(Method.SAGUARO, GAMMA, 16, saguaro=SaguaroParams(budget=12, exponent=exponent))
+    params = SpeculationParams(SAGUARO, GAMMA, 16, own=(SaguaroParams(budget=12, exponent=exponent),))
     session = ToySpeculator(SaguaroGrowth(params), toy_model())
     for _ in range(num_rounds):
         session.grow()
@@ -599,17 +609,17 @@ def test_the_learnt_exponent_shapes_the_fan_out_and_a_given_one_does_not_move() 
 def test_as_many_tokens_are_biased_at_each_position_as_are_outcomes_there() -> None:
     rule = AcceptanceRule.RATIO
     saguaro = SaguaroParams(budget=12, bias=0.5)
-    params = SpeculationParams(Method.SAGUARO, GAMMA, 16, acceptance_rule=rule, shared_noise=False, saguaro=saguaro)
+    params = SpeculationParams(SAGUARO, GAMMA, 16, acceptance_rule=rule, shared_noise=False, own=(saguaro,))
     growth = SaguaroGrowth(params)
     session = ToySpeculator(growth, toy_model())
     expected = fan_outs(saguaro, GAMMA, 0.7, 1.0)
     for depth in range(GAMMA):
         expansion = growth.next_expansion(session.tree)
         assert expansion is not None
-        assert [growth.num_biased_behind(node) for node in expansion.nodes] == [expected[depth]]
+        assert [growth.draw_bias(node)[1] for node in expansion.nodes] == [expected[depth]]
         session.forward()
     session.grow()
     for outcome in session.tree.root.children.values():
-        assert growth.num_biased_behind(outcome) in expected
-    fixed = SaguaroGrowth(replace(params, saguaro=replace(saguaro, num_biased=3)))
-    assert fixed.num_biased_behind(session.tree.root) == 3
+        assert growth.draw_bias(outcome)[1] in expected
+    fixed = SaguaroGrowth(replace(params, own=(replace(saguaro, num_biased=3),)))
+    assert fixed.draw_bias(session.tree.root) == (saguaro.bias, 3)

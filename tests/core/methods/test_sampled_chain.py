@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.growth import Candidate, GrowthPolicy
-from outrider.core.methods import growth_policy
+from outrider.core.methods import DOUBLE, PEARL, SPECULATIVE, growth_policy
 from outrider.core.methods.chain import ChainGrowth, SampledChainGrowth
-from outrider.core.params import AcceptanceRule, Method, Source, SpeculationParams
+from outrider.core.params import AcceptanceRule, Source
+from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import DraftTree, SparseRow
 
 VOCAB_SIZE = 50
 PROBABILITIES = st.floats(0.01, 1.0)
-SAMPLED = [Method.SPECULATIVE, Method.PEARL]
+SAMPLED = [SPECULATIVE, PEARL]
 
 
 def params(method: Method, probability: float = 0.0, gamma: int = 4) -> SpeculationParams:
@@ -65,7 +66,7 @@ class Drafter:
         return self.messages
 
 
-@pytest.mark.parametrize("method", [*SAMPLED, Method.DOUBLE])
+@pytest.mark.parametrize("method", [*SAMPLED, DOUBLE])
 def test_the_sampled_chains_of_the_ratio_rule_have_this_policy(method: Method) -> None:
     assert isinstance(growth_policy(params(method)), SampledChainGrowth)
 
@@ -76,16 +77,16 @@ def test_those_of_the_match_rule_have_not(method: Method) -> None:
 
 
 def test_speculative_drafts_one_chain_and_waits_for_the_commit() -> None:
-    assert Drafter(growth_policy(params(Method.SPECULATIVE))).grow_all(0.9) == [4]
+    assert Drafter(growth_policy(params(SPECULATIVE))).grow_all(0.9) == [4]
 
 
 def test_pearl_goes_on_to_its_lookahead() -> None:
-    assert Drafter(growth_policy(params(Method.PEARL))).grow_all(0.9) == [4, 8, 12]
+    assert Drafter(growth_policy(params(PEARL))).grow_all(0.9) == [4, 8, 12]
 
 
 def test_double_sends_every_forward_at_once() -> None:
     """A forward that agrees with a retrieved phrase yields more tokens: to wait for more would be to wait for less."""
-    assert Drafter(growth_policy(params(Method.DOUBLE))).grow_all(0.9) == list(range(1, 13))
+    assert Drafter(growth_policy(params(DOUBLE))).grow_all(0.9) == list(range(1, 13))
 
 
 @pytest.mark.parametrize("method", SAMPLED)
@@ -115,7 +116,7 @@ def message_len(policy: GrowthPolicy) -> int:
 
 
 def test_a_message_is_as_long_as_the_rate_of_acceptance_is_worth() -> None:
-    drafter = Drafter(growth_policy(params(Method.PEARL, 0.2, gamma=8)))
+    drafter = Drafter(growth_policy(params(PEARL, 0.2, gamma=8)))
     assert message_len(drafter.policy) == 4  # .7 ** 4 is still above .2, .7 ** 5 is not
     lengths = []
     for _ in range(40):
@@ -131,13 +132,13 @@ def test_a_message_is_as_long_as_the_rate_of_acceptance_is_worth() -> None:
 
 
 def test_growth_ends_at_twice_the_length_that_is_worth_verifying() -> None:
-    drafter = Drafter(growth_policy(params(Method.PEARL, 0.4, gamma=8)))
+    drafter = Drafter(growth_policy(params(PEARL, 0.4, gamma=8)))
     assert message_len(drafter.policy) == 2
     assert drafter.grow_all(0.9) == [2, 4]
 
 
 def test_what_is_unsent_when_a_commit_comes_is_sent_when_growth_ends() -> None:
-    drafter = Drafter(growth_policy(params(Method.PEARL, 0.2)))
+    drafter = Drafter(growth_policy(params(PEARL, 0.2)))
     for _ in range(6):
         drafter.grow(0.9)
     assert drafter.messages == [4]

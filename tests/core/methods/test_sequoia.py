@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.methods.sequoia import FIRST_RATES, Place, RankRates, SequoiaGrowth, tree_shape
-from outrider.core.params import Method, SequoiaParams, SpeculationParams
+from outrider.core.methods import SEQUOIA
+from outrider.core.methods.sequoia import FIRST_RATES, Place, RankRates, SequoiaGrowth, SequoiaParams, tree_shape
+from outrider.core.speculation import SpeculationParams
 from tests.core.methods.toy_speculator import ToySpeculator, layers, one_after_another, path_of, paths, toy_model
 
 DEPTH = 4
 
 
 def policy(num_nodes: int = 12, depth: int = DEPTH) -> SequoiaGrowth:
-    return SequoiaGrowth(SpeculationParams(Method.SEQUOIA, depth, depth, sequoia=SequoiaParams(num_nodes)))
+    return SequoiaGrowth(SpeculationParams(SEQUOIA, depth, depth, own=(SequoiaParams(num_nodes),)))
 
 
 def places_of(shape: dict[Place, int]) -> set[Place]:

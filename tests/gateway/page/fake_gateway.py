@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from outrider.gateway.page.routes import HEADERS, KINDS, STATIC
+from outrider.gateway.page.routes import HEADERS, KINDS, STATIC, legend
 from outrider.gateway.streams import STREAM_HEADERS
 
 RACE = Path(__file__).parent / "race.json"
@@ -56,7 +56,8 @@ class FakeGateway:
     async def file(self, request: Request) -> Response:
         """Sends a static file with the headers of the real gateway."""
         path = STATIC / request.path_params.get("name", "index.html")
-        return Response(path.read_bytes(), headers={**HEADERS, "content-type": KINDS[path.suffix]})
+        content = legend() if path.name == "methods.json" else path.read_bytes()
+        return Response(content, headers={**HEADERS, "content-type": KINDS[path.suffix]})
 
     async def load(self, request: Request) -> Response:
         """Sends the load once, and holds the stream open."""

@@ -8,7 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core.params import Method, Source
+from outrider.core.methods import METHODS
+from outrider.core.params import Source
+from outrider.core.speculation import Method
 from outrider_bench.suites.faults.experiments import FaultsSizes
 from outrider_bench.suites.faults.observed import Observed, Outcome
 from outrider_cli.prompts import default_prompts
@@ -17,8 +19,8 @@ from outrider_client.errors import OutriderError
 from outrider_client.requests import GenerateOptions
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-DRAFTING = tuple(method for method in Method if method.needs_draft_model or method is Method.AUTO)
-OTHERS = tuple(method for method in Method if method not in DRAFTING)
+DRAFTING = tuple(method for method in METHODS.values() if method.has_draft_model)
+OTHERS = tuple(method for method in METHODS.values() if method not in DRAFTING)
 DRAFTING_SHARE = 0.75
 """Share of the generations that draft with the speculator: only they show that it is back."""
 STALL_TIMEOUT_S = 3.0
@@ -60,7 +62,7 @@ async def with_answers(cases: Sequence[Case], address: str) -> list[Case]:
     async def answer(case: Case) -> Case:
         async with gate:
             # `client` is bound below, before any of these runs.
-            result = await client.complete(case.prompt, **GenerateOptions(**case.options, method=Method.OFF))
+            result = await client.complete(case.prompt, **GenerateOptions(**case.options, method="off"))
         return Case(case.prompt, case.options, result.token_ids, result.text)
 
     async with Client(address) as client:
@@ -81,7 +83,7 @@ async def run_session(
 
 async def _generate(client: Client, case: Case, method: Method, observed: Observed) -> Outcome:
     # Texts do not depend on the method, so one answer of plain decoding serves all of them.
-    options = GenerateOptions(**case.options, method=method, stall_timeout_s=STALL_TIMEOUT_S)
+    options = GenerateOptions(**case.options, method=method.name, stall_timeout_s=STALL_TIMEOUT_S)
     generation = client.generate(case.prompt, **options)
     longest_s, last, error = 0.0, time.monotonic(), ""
     try:
@@ -93,7 +95,7 @@ async def _generate(client: Client, case: Case, method: Method, observed: Observ
         error = f"{failure.code.name}: {failure.message}"
     is_whole = not error and generation.token_ids == case.token_ids
     return Outcome(
-        method=method.value,
+        method=method.name,
         error=error,
         is_equal=is_whole and generation.text == case.text,
         first_difference=_first_difference(generation.token_ids, case.token_ids),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.core.params import Method
+from outrider.core.methods import METHODS
 from outrider_bench.experiment import DRAFT, DRAFT_UNTRAINED, Contender, Experiment
 from outrider_bench.running import AUTO_WARM_UP_TOKENS, AUTO_WARM_UPS, WARM_UP_TOKENS
 from outrider_bench.suites.methods.experiments import DRAFT_C2_5, DRAFT_C5, DRAFT_SLOW, MethodsSizes
@@ -93,7 +93,7 @@ def total_seconds(experiments: Sequence[Experiment], sizes: MethodsSizes) -> flo
 
 
 def _simulated_token_s(contender: Contender) -> float:
-    has_draft_model = Method(contender.method).has_draft_model
+    has_draft_model = METHODS[contender.method].has_draft_model
     return SIMULATED_TOKEN_S if has_draft_model else SIMULATED_LOOKUP_TOKEN_S
 
 

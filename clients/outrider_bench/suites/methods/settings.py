@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_bench.experiment import PLAIN, Contender, contender
+from outrider.core.methods import METHODS
+from outrider_bench.experiment import Contender, contender
 
 TIERS = ("PRIOR", "DYNAMIC", "SHARED", "REJECTED", "RING")
 CHAIN = "chain"
@@ -30,18 +31,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 the dynamic tier: so the rejected tier is also judged where that one is missing."""
 
 ALL_METHODS: tuple[Contender, ...] = (
-    PLAIN,
-    contender("speculative"),
-    contender("pearl"),
-    contender("card"),
-    contender("saguaro"),
-    contender("double"),
-    contender("retrieval"),
+    *(contender(method.name) for method in METHODS.values() if not method.needs_datastore),
     contender("best-first", CHAIN, rows="ROWS_CHAIN"),
-    contender("best-first", rows="ROWS_TREE"),
-    contender("opt-tree"),
-    contender("sequoia"),
-    contender("auto"),
 )
 """Contenders of the table of methods. spacelike, which proposes nothing in a new service, has a separate part."""
 TRAINLESS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.core.costs import ForwardTimes, Waiting
+from outrider.core.costs import ForwardTimes
+from outrider.core.speculation import Waiting
 from outrider_bench.experiment import DRAFT
 from outrider_bench.simulation import Odds, SimulatedCosts, SimulatedMethod, simulate
 from outrider_bench.suites.network.experiments import SMALL_TARGET, NetworkSizes

@@ -1,1 +1,1 @@
-"""The controller behind `Method.AUTO`: strategies, what is known of them, and the choice among them."""
+"""The controller behind `auto`: strategies, what is known of them, and the choice among them."""

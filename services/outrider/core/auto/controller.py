@@ -1,4 +1,4 @@
-"""The controller behind `Method.AUTO`: a bandit that chooses a session's strategy, round after round.
+"""The controller behind `auto`: a bandit that chooses a session's strategy, round after round.
 
 It uses the strategy that yields most tokens for the time, as measured: by the session's own rounds where there are
 some, by the history of all sessions where there are none. A session stays with its strategy unless another one is
@@ -18,7 +18,6 @@ from enum import Enum
 from outrider.core.auto.history import StrategyHistory, TemperatureClass
 from outrider.core.auto.session_strategy import Estimate, SessionStrategy
 from outrider.core.auto.strategies import PLAIN, Decision, Strategy
-from outrider.core.params import Method
 
 MIN_GAIN = 1.03
 """Least gain for which a session changes its strategy."""
@@ -100,10 +99,10 @@ class Controller:
             num_prompt_tokens: Tokens that a draft model must read before it drafts.
 
         Raises:
-            ValueError: A strategy is given twice, is `Method.AUTO`, or drafts nothing and is not `PLAIN`.
+            ValueError: A strategy is given twice, is `auto`, or drafts nothing and is not `PLAIN`.
         """
         is_sound = all(
-            strategy == PLAIN if strategy.is_plain else strategy.method is not Method.AUTO for strategy in strategies
+            strategy == PLAIN if strategy.is_plain else not strategy.method.is_auto for strategy in strategies
         )
         if len(set(strategies)) != len(strategies) or not is_sound:
             raise ValueError(

@@ -1,11 +1,12 @@
-"""Strategies for going on with a generation: the arms of the bandit behind `Method.AUTO`."""
+"""Strategies for going on with a generation: the arms of the bandit behind `auto`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from outrider.core.params import TIERS, Method, Rows, SpeculationParams
+from outrider.core.params import Rows
+from outrider.core.speculation import OFF, Method, SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,10 @@ class Strategy:
     @property
     def is_plain(self) -> bool:
         """True if nothing is drafted."""
-        return self.method is Method.OFF
+        return self.method.is_off
 
 
-PLAIN = Strategy(Method.OFF)
+PLAIN = Strategy(OFF)
 """The strategy of plain rounds, which verify nothing. Every other one is compared with it."""
 
 
@@ -55,7 +56,7 @@ class Decision:
 def strategies_of(params: SpeculationParams, *, shares_gpu: bool = False) -> tuple[Strategy, ...]:
     """Returns the strategies that a session may use, the one expected to be best first.
 
-    Every method but `Method.AUTO` has a single strategy.
+    Every method but `auto` has a single strategy.
 
     Args:
         params: Those of its request.
@@ -66,48 +67,26 @@ def strategies_of(params: SpeculationParams, *, shares_gpu: bool = False) -> tup
 
 @cache  # the very same objects for all sessions: comparing them costs next to nothing
 def _strategies_of(method: Method, rows: Rows, retrieval: bool, shares_gpu: bool) -> tuple[Strategy, ...]:
-    if method is not Method.AUTO:
+    if method.choices is None:
         return (Strategy(method, rows, retrieval),)
-    best_first = Strategy(Method.BEST_FIRST, rows, retrieval)
-    # On a GPU that both models share, the draft model has it to itself only while the target waits: drafting ahead is
-    # slow there, and slows the target down. `best-first` takes turns with it (`outrider.core.methods.best_path`).
-    ahead = (Strategy(Method.SAGUARO, Rows.CHAIN, False), Strategy(Method.PEARL, Rows.CHAIN, False))
-    drafted = (best_first,) if shares_gpu else (best_first, *ahead)
-    retrieved = (
-        (Strategy(Method.DOUBLE, Rows.CHAIN, True), Strategy(Method.RETRIEVAL, Rows.CHAIN, True)) if retrieval else ()
-    )
-    return (*drafted, *retrieved, PLAIN)
+    return tuple(Strategy(*choice) for choice in method.choices(rows, retrieval, shares_gpu))
 
 
 def params_of(strategy: Strategy, params: SpeculationParams) -> SpeculationParams:
     """Returns the parameters for a drafter that follows a strategy. Methods without a draft model pause the drafter."""
-    if not strategy.method.has_draft_model:
-        return SpeculationParams(Method.OFF)  # a pause, to a drafter: see `Steering.is_pause`
-    if strategy.method is Method.DOUBLE:
-        return _double_params(strategy, params)
-    return replace(params, method=strategy.method, rows=strategy.rows, retrieval=strategy.retrieval)
-
-
-def _double_params(strategy: Strategy, params: SpeculationParams) -> SpeculationParams:
-    """Returns the parameters of a session that names sources, for a drafter whose method has tiers in their place."""
-    tiers = tuple(source for source in params.sources if source in TIERS)
-    # Without a tier there is nothing that the draft model could verify: phrases come from tiers alone.
-    double = replace(params.double, tiers=tiers or TIERS, draft_retrieval=params.double.draft_retrieval and bool(tiers))
-    return replace(
-        params,
-        method=strategy.method,
-        rows=strategy.rows,
-        retrieval=strategy.retrieval,
-        sources=TIERS,
-        double=double,
-    )
+    method = strategy.method
+    if not method.has_draft_model:
+        return SpeculationParams()  # a pause, to a drafter: see `Steering.is_pause`
+    if method.as_chosen is not None:
+        params = method.as_chosen(params)
+    return replace(params, method=method, rows=strategy.rows, retrieval=strategy.retrieval)
 
 
 def opening_params(params: SpeculationParams, *, shares_gpu: bool = False) -> SpeculationParams:
     """Returns the parameters that a drafter is opened with.
 
-    A drafter does not know `Method.AUTO`: it is opened with the first strategy, and `Steering` brings the later ones.
+    A drafter does not know `auto`: it is opened with the first strategy, and `Steering` brings the later ones.
     """
-    if params.method is not Method.AUTO:
+    if not params.method.is_auto:
         return params
     return params_of(strategies_of(params, shares_gpu=shares_gpu)[0], params)

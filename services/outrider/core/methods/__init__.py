@@ -1,41 +1,73 @@
-"""The registry of growth policies by method.
-
-A new policy is one file in this package, one line here, a `Method` in `outrider.core.params`, and its value in the
-protos.
-"""
+"""All methods of speculation. A method is one file of this package with its parameters, its growth policy and its
+description, `METHOD`; and its name here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
+from outrider.core import speculation
 from outrider.core.growth import GrowthPolicy
-from outrider.core.methods.best_first import best_first_growth
-from outrider.core.methods.card import CardGrowth
-from outrider.core.methods.chain import double_growth, pearl_growth, speculative_growth
-from outrider.core.methods.opt_tree import OptTreeGrowth
-from outrider.core.methods.saguaro import SaguaroGrowth
-from outrider.core.methods.sequoia import SequoiaGrowth
-from outrider.core.params import Method, SpeculationParams
+from outrider.core.methods import (
+    auto,
+    best_first,
+    card,
+    double,
+    opt_tree,
+    pearl,
+    retrieval,
+    saguaro,
+    sequoia,
+    spacelike,
+    speculative,
+)
+from outrider.core.speculation import Method, SpeculationParams
 
-GROWTH_POLICIES: Mapping[Method, Callable[[SpeculationParams], GrowthPolicy]] = {
-    Method.SPECULATIVE: speculative_growth,
-    Method.PEARL: pearl_growth,
-    Method.CARD: CardGrowth,
-    Method.SAGUARO: SaguaroGrowth,
-    Method.DOUBLE: double_growth,
-    Method.BEST_FIRST: best_first_growth,
-    Method.OPT_TREE: OptTreeGrowth,
-    Method.SEQUOIA: SequoiaGrowth,
+OFF = speculation.OFF
+SPECULATIVE = speculative.METHOD
+PEARL = pearl.METHOD
+RETRIEVAL = retrieval.METHOD
+CARD = card.METHOD
+SAGUARO = saguaro.METHOD
+DOUBLE = double.METHOD
+SPACELIKE = spacelike.METHOD
+BEST_FIRST = best_first.METHOD
+OPT_TREE = opt_tree.METHOD
+SEQUOIA = sequoia.METHOD
+AUTO = auto.METHOD
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        OFF,
+        SPECULATIVE,
+        PEARL,
+        RETRIEVAL,
+        CARD,
+        SAGUARO,
+        DOUBLE,
+        SPACELIKE,
+        BEST_FIRST,
+        OPT_TREE,
+        SEQUOIA,
+        AUTO,
+    )
 }
+"""Methods by their names, in the order in which users see them."""
+
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    # A type checker cannot read a Literal that is computed.
+    MethodName = Literal[tuple(METHODS)]
 
 
 def growth_policy(params: SpeculationParams) -> GrowthPolicy:
     """Returns a new policy for one session.
 
     Raises:
-        ValueError: The method has no draft model, or is `Method.AUTO`, which chooses among the others.
+        ValueError: The method has no growth policy.
     """
-    policy = GROWTH_POLICIES.get(params.method)
-    if policy is None:
-        raise ValueError(f"method must be one with a growth policy, got {params.method.value}")
-    return policy(params)
+    if params.method.grow is None:
+        raise ValueError(f"method must be one with a growth policy, got {params.method.name}")
+    return params.method.grow(params)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, nodes_of, reach
 from outrider.core.methods.best_path import BestPathGrowth
-from outrider.core.params import SpeculationParams
+from outrider.core.params import Rows, check
+from outrider.core.speculation import MAX_ROWS, Method, MethodParams, SpeculationParams, Waiting, check_range
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import DraftTree, Node, NodeState
 
@@ -45,17 +47,36 @@ BATCH = 16
 """Nodes worth a message while the target works."""
 
 
-def best_first_growth(params: SpeculationParams) -> GrowthPolicy:
-    """Returns the policy of `best-first`, by whether it drafts ahead."""
-    return BestPathGrowth(params) if params.best_first.serial else BestFirstGrowth(params)
+MAX_CHILDREN = 8
+"""Bound of `BestFirstParams.num_children`."""
 
 
-class BestFirstGrowth:
+@dataclass(frozen=True, slots=True)
+class BestFirstParams(MethodParams):
+    """best-first: the most probable unexpanded nodes anywhere in the tree."""
+
+    num_expanded: int = 0
+    """Nodes expanded by one draft forward (M). 0 means few while the target waits, more while it works."""
+    num_children: int = 8
+    """Candidates considered for each expanded node; those of improbable paths do not become nodes."""
+    serial: bool = False
+    """Lets draft and target take turns, as pays where both share one device: the tree is the most probable path, and
+    beside it what came next in each of its rows."""
+
+    def __post_init__(self) -> None:
+        check_range("best_first.num_expanded", self.num_expanded, 0, MAX_ROWS)
+        check_range("best_first.num_children", self.num_children, 1, MAX_CHILDREN)
+        rule = "unset or 0 where draft and target take turns (best_first.serial)"
+        check(not (self.serial and self.num_expanded), "speculation.best_first.num_expanded", rule, self.num_expanded)
+
+
+class BestFirstGrowth(GrowthPolicy):
     """Grows one session's tree at its frontier, the most promising node first."""
 
     def __init__(self, params: SpeculationParams) -> None:
-        self._num_expanded = params.best_first.num_expanded
-        self._num_children = params.best_first.num_children
+        own = params.of(BestFirstParams)
+        self._num_expanded = own.num_expanded
+        self._num_children = own.num_children
         self._chain_len = min(FIRST_CHAIN, params.num_speculative_tokens)
         self._params = params
         self._max_depth = params.lookahead
@@ -181,3 +202,30 @@ class BestFirstGrowth:
         worth = node.path_logprob + missing * self._best_logprob.get(FIRST_LOGPROB)
         # The rank breaks ties, because nodes cannot be compared.
         heapq.heappush(self._frontier, (-worth, next(self._ranks), node))
+
+
+def _growth(params: SpeculationParams) -> GrowthPolicy:
+    own = params.of(BestFirstParams)
+    return BestPathGrowth(params, own.num_children) if own.serial else BestFirstGrowth(params)
+
+
+def _on_shared_gpu(params: SpeculationParams, given: Collection[str]) -> SpeculationParams:
+    """Returns parameters by which draft and target take turns, unless the request says otherwise."""
+    own = params.of(BestFirstParams)
+    # The other two are of a tree that grows while the target works.
+    is_open = not ("serial" in given or own.num_expanded or "lookahead" in given)
+    return params.with_own(replace(own, serial=own.serial or is_open))
+
+
+METHOD = Method(
+    "best-first",
+    "the most probable guesses anywhere in the tree",
+    "#0072B2",
+    "draft",
+    parameters=BestFirstParams,
+    grow=_growth,
+    waiting=lambda params: Waiting.IN_TURNS if params.of(BestFirstParams).serial else Waiting.WORTH,
+    rows=Rows.TREE,
+    takes_as_pay=True,
+    on_shared_gpu=_on_shared_gpu,
+)

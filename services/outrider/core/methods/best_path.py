@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.core.growth import Candidate, Child, Expansion, tip_of
-from outrider.core.params import Rows, SpeculationParams
+from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, tip_of
+from outrider.core.params import Rows
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 
 MIN_PATH = 0.1
@@ -26,14 +27,19 @@ MIN_CLAIM = 0.5
 """Share of `MIN_RUNNER_UP` that the draft model must claim for a runner-up: calibration seldom doubles a claim."""
 
 
-class BestPathGrowth:
+class BestPathGrowth(GrowthPolicy):
     """Grows one session's path between a commit and the verification that waits for it. The tree goes out whole.
 
     What a commit has left of the path is gone on with; behind a runner-up a new one begins.
     """
 
-    def __init__(self, params: SpeculationParams) -> None:
-        self._num_children = params.best_first.num_children
+    def __init__(self, params: SpeculationParams, num_children: int) -> None:
+        """
+        Args:
+            params: The session's.
+            num_children: Candidates considered for each node of the path.
+        """
+        self._num_children = num_children
         self._max_depth = params.num_speculative_tokens
         is_chain = params.rows is Rows.CHAIN
         self._min_path_logprob = params.min_path_logprob if is_chain else math.log(MIN_PATH)

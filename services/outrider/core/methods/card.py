@@ -14,10 +14,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 
-from outrider.core.growth import Candidate, Child, Expansion, all_children, nodes_of, reach
-from outrider.core.params import SpeculationParams
+from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, all_children, nodes_of, reach
+from outrider.core.params import Rows
+from outrider.core.speculation import (
+    AS_PICKED,
+    MAX_BEAM_WIDTH,
+    Method,
+    MethodParams,
+    Preset,
+    SpeculationParams,
+    check_range,
+)
 from outrider.core.tree import DraftTree, Node, NodeState
 
 OPEN_PROBABILITY = 0.25
@@ -26,7 +36,26 @@ MIN_REFILL = 0.01
 """A candidate whose path is less probable does not come back into a layer."""
 
 
-class CardGrowth:
+@dataclass(frozen=True, slots=True)
+class CardParams(MethodParams):
+    """CARD: a beam of candidates, queried and corrected."""
+
+    beam_width: int = 16
+    """Candidates kept for each layer (K, the size of a layer of the primary cache)."""
+    num_children: int = 8
+    """Children considered for each candidate (k). The paper has as many as K."""
+    correction: bool = True
+    """Lets commits redirect the beam, and a miss restart it at once. False is the paper's ablation, query without
+    correction (section 3.3)."""
+    refill: bool = True
+    """Gives the places that a commit has freed to the best candidates that had been cut. The paper does not."""
+
+    def __post_init__(self) -> None:
+        check_range("card.beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        check_range("card.num_children", self.num_children, 1, MAX_BEAM_WIDTH)
+
+
+class CardGrowth(GrowthPolicy):
     """Grows one session's tree as a beam: a layer with each forward, down to `lookahead` layers.
 
     **After a commit** it goes on with the layer that it would have expanded next, as far as that survived. Where
@@ -57,13 +86,14 @@ class CardGrowth:
     def __init__(self, params: SpeculationParams) -> None:
         self._min_chain_logprob = params.min_path_logprob
         self._chain_len = params.num_speculative_tokens
+        own = params.of(CardParams)
         # Without correction the moment of the restart must not hang on how far ahead a draft may be.
-        self._lookahead = params.lookahead if params.card.correction else params.num_speculative_tokens
+        self._lookahead = params.lookahead if own.correction else params.num_speculative_tokens
         self._max_depth = self._lookahead
-        self._beam_width = params.card.beam_width
-        self._num_children = params.card.num_children
-        self._is_corrected = params.card.correction
-        self._is_refilled = params.card.correction and params.card.refill
+        self._beam_width = own.beam_width
+        self._num_children = own.num_children
+        self._is_corrected = own.correction
+        self._is_refilled = own.correction and own.refill
         self._num_places = self._beam_width
         """Most nodes of the next layer."""
         self._layer: list[Node] | None = None
@@ -214,3 +244,18 @@ def _is_open(node: Node, tree: DraftTree) -> bool:
 def _path_logprob(child: Child) -> float:
     """Returns the score of a candidate's path."""
     return child.parent.path_logprob + child.candidate.logprob
+
+
+METHOD = Method(
+    "card",
+    "a beam: the best guesses of each step",
+    "#882255",
+    parameters=CardParams,
+    grow=CardGrowth,
+    published=Preset(
+        "CARD, Zhou et al.",
+        fixed={**AS_PICKED, "retrieval": False, "rows": Rows.CHAIN, "card": {"correction": True, "refill": False}},
+        # Sections 3.1 and 3.4: a ratio of 7 between the models' forwards, K = 50; eq. 2 takes K children of each.
+        tunable={"num_speculative_tokens": 7, "card": {"beam_width": 50, "num_children": 50}},
+    ),
+)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from outrider.core.calibration import AcceptanceRate
 from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, all_children, reach, tip_of
-from outrider.core.params import SpeculationParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 
 
@@ -36,19 +36,8 @@ def pearl_growth(params: SpeculationParams) -> GrowthPolicy:
     return ChainGrowth(params.lookahead, 2 * params.min_path_logprob, gamma, params.min_path_logprob)
 
 
-def double_growth(params: SpeculationParams) -> GrowthPolicy:
-    """Returns the policy of DOUBLE, whose forwards verify a retrieved phrase: a chain that grows in jumps."""
-    if params.double.serial:
-        # Draft and target take turns: the target waits for the whole chain, however long a forward takes.
-        return speculative_growth(params)
-    if params.is_ratio:
-        # How far a forward gets depends on the samples, so each forward is a message.
-        return SampledChainGrowth(params.lookahead, 1, params.min_path_probability, grows_ahead=True)
-    return pearl_growth(params)
-
-
 @dataclass(slots=True)
-class ChainGrowth:
+class ChainGrowth(GrowthPolicy):
     """Grows one chain, each node the draft model's most probable draw."""
 
     lookahead: int
@@ -105,7 +94,7 @@ class ChainGrowth:
         return self._known_tip, depth
 
 
-class SampledChainGrowth:
+class SampledChainGrowth(GrowthPolicy):
     """Grows one chain, each node sampled from the draft model.
 
     When a sample is sent must not depend on its value (see `outrider.core.acceptance`), so lengths are chosen by the

@@ -13,14 +13,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 
-from outrider.core.growth import Candidate, Child, Expansion, all_children
-from outrider.core.params import SpeculationParams
+from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, all_children
+from outrider.core.params import Rows
+from outrider.core.speculation import (
+    AS_PICKED,
+    MAX_ROWS,
+    Method,
+    MethodParams,
+    Preset,
+    SpeculationParams,
+    Waiting,
+    check_range,
+)
 from outrider.core.tree import DraftTree, Node, NodeState
 
 
-class OptTreeGrowth:
+@dataclass(frozen=True, slots=True)
+class OptTreeParams(MethodParams):
+    """OPT-Tree: the n nodes with the most probable paths."""
+
+    num_nodes: int = 32
+    """Nodes of a tree (n)."""
+    min_gain: float = 0.1
+    """Growth ends with a draft forward that raises the expected number of kept tokens by less than this (delta). The
+    paper advises at least the time of a draft forward in forwards of the target."""
+
+    def __post_init__(self) -> None:
+        check_range("opt_tree.num_nodes", self.num_nodes, 1, MAX_ROWS)
+        check_range("opt_tree.min_gain", self.min_gain, 0, 1)
+
+
+class OptTreeGrowth(GrowthPolicy):
     """Grows one session's tree between a commit and the verification that waits for it.
 
     A forward expands those of the n best nodes that are not expanded yet, which is the deepest layer of them; then the
@@ -30,8 +56,8 @@ class OptTreeGrowth:
     """
 
     def __init__(self, params: SpeculationParams) -> None:
-        self._num_nodes = params.opt_tree.num_nodes
-        self._min_gain = params.opt_tree.min_gain
+        self._num_nodes = params.of(OptTreeParams).num_nodes
+        self._min_gain = params.of(OptTreeParams).min_gain
         self._max_depth = params.num_speculative_tokens
         self._num_kept: float | None = None
         """Tokens that the target is expected to keep of the tree before the last forward. None means that there was
@@ -99,3 +125,19 @@ class OptTreeGrowth:
 def _num_kept(tree: DraftTree, nodes: Sequence[Node]) -> float:
     """Returns the number of these nodes that the target is expected to keep."""
     return sum(math.exp(min(0.0, node.path_logprob - tree.root.path_logprob)) for node in nodes)
+
+
+METHOD = Method(
+    "opt-tree",
+    "after each check the tree with the most probable paths",
+    "#117733",
+    parameters=OptTreeParams,
+    grow=OptTreeGrowth,
+    waiting=Waiting.IN_TURNS,
+    rows=Rows.TREE,
+    published=Preset(
+        "OPT-Tree, Wang et al. 2024",
+        fixed={**AS_PICKED, "rows": Rows.TREE, "retrieval": False},
+        tunable={"num_speculative_tokens": 10, "max_rows": 50, "opt_tree": {"num_nodes": 50}},
+    ),
+)

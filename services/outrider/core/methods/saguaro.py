@@ -16,12 +16,25 @@ of the F_k, if
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from outrider.core.calibration import AcceptanceRate, MissExponent
-from outrider.core.growth import Candidate, Child, Expansion, reach
-from outrider.core.params import FanOut, SaguaroParams, SpeculationParams
+from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, reach
+from outrider.core.params import Rows, check
+from outrider.core.speculation import (
+    AS_SAMPLED,
+    MAX_BUDGET,
+    Fallback,
+    Method,
+    MethodParams,
+    Preset,
+    SpeculationLimits,
+    SpeculationParams,
+    Waiting,
+    check_range,
+)
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
 OPEN_PROBABILITY = 0.25
@@ -30,6 +43,85 @@ MIN_CANDIDATES = 8
 """Candidates wanted of every node. The fan-out of a short chain is wider, and what a rail does not use may serve it."""
 MAX_ROWS = 64
 """Most rails that grow in one forward."""
+
+
+class FanOut(Enum):
+    """The numbers of next tokens that are predicted after each position of a chain. The values are those of the
+    wire."""
+
+    GEOMETRIC = 1
+    """Fewer after later positions (SAGUARO, Theorem 12), from the measured acceptance rate."""
+    UNIFORM = 2
+    """Equally many after each position."""
+    GIVEN = 3
+    """The numbers are those of `SaguaroParams.fan_outs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaguaroParams(MethodParams):
+    """SAGUARO: the outcomes of a verification are predicted, and drafted for before they are known."""
+
+    fan_out: FanOut = FanOut.GEOMETRIC
+    budget: int = 16
+    """Outcomes that are drafted for at a time (B, the sum of the F_k)."""
+    exponent: float = 0.0
+    """Rate at which misses become fewer with the fan-out: their probability falls like F ** -exponent (r). 0 means as
+    measured in this session."""
+    fan_outs: tuple[int, ...] = ()
+    """F_k for k = 0, 1, ...; the last one holds for all later positions. Only for GIVEN."""
+    fallback: Fallback = Fallback.AUTO
+    bias: float = 1.0
+    """Factor of the probabilities of the most probable draft tokens before sampling (C of SAGUARO sampling, section
+    4.2): below 1, the token after a refusal is more often among the outcomes. Only under the ratio rule."""
+    num_biased: int = 0
+    """Tokens that are scaled by the bias (F). 0 means at each position the fan-out there."""
+
+    def __post_init__(self) -> None:
+        check_range("saguaro.budget", self.budget, 1, MAX_BUDGET)
+        check_range("saguaro.exponent", self.exponent, 0, 10)
+        is_given = self.fan_out is FanOut.GIVEN
+        check(
+            bool(self.fan_outs) == is_given,
+            "speculation.saguaro.fan_outs",
+            "set for FAN_OUT_GIVEN and only for it",
+            list(self.fan_outs),
+        )
+        for index, count in enumerate(self.fan_outs):
+            check_range(f"saguaro.fan_outs[{index}]", count, 0, MAX_BUDGET)
+        check(0 <= self.bias <= 1, "speculation.saguaro.bias", "in [0, 1]", self.bias)
+        check_range("saguaro.num_biased", self.num_biased, 0, 64)
+
+    def check(self, params: SpeculationParams, limits: SpeculationLimits | None = None) -> None:
+        """Checks the fan-outs over all positions, and what goes with the acceptance rule and with retrieval only."""
+        rule = "1 under the match rule: the bias is of sampled tokens"
+        check(params.is_ratio or self.bias == 1, "speculation.saguaro.bias", rule, self.bias)
+        check(
+            params.retrieves or self.fallback is not Fallback.RETRIEVAL,
+            "speculation.saguaro.fallback",
+            "another than FALLBACK_RETRIEVAL where retrieval is unset",
+            "FALLBACK_RETRIEVAL",
+        )
+        # Theorem 12 has fan-outs F_k at the positions k = 0 to K, one more than a chain has tokens, under a budget B:
+        # here the sum of all F_k. The last one is that of all further positions.
+        counts, num_positions = self.fan_outs, params.num_speculative_tokens + 1
+        field = "speculation.saguaro.fan_outs"
+        check(len(counts) <= num_positions, field, f"at most num_speculative_tokens + 1 ({num_positions})", len(counts))
+        if limits is None:
+            return
+        budget = sum(counts) + (num_positions - len(counts)) * (counts[-1] if counts else 0)
+        rule = f"at most {limits.max_budget} in all, this server's limit, over {num_positions} positions"
+        check(budget <= limits.max_budget, field, rule, budget)
+
+    def meaningless(self, given: Collection[str], *, is_ratio: bool) -> Iterator[tuple[str, str]]:
+        """Yields what the fan-out decides already, and the bias where no draft is sampled."""
+        if self.fan_out is FanOut.GIVEN:
+            yield "budget", "unset for FAN_OUT_GIVEN: fan_outs say it"
+        if self.fan_out is not FanOut.GEOMETRIC:
+            yield "exponent", "unset for another fan-out than FAN_OUT_GEOMETRIC"
+        if not is_ratio:
+            yield "bias", "unset under ACCEPTANCE_RULE_MATCH: the bias is of sampled tokens"
+        if not is_ratio or "bias" not in given:
+            yield "num_biased", "unset where bias is unset"
 
 
 @dataclass(slots=True)
@@ -45,7 +137,7 @@ class _Rail:
             self.tip = node
 
 
-class SaguaroGrowth:
+class SaguaroGrowth(GrowthPolicy):
     """The chain under verification, its outcomes and their rails, for one session.
 
     **Which outcomes.** After position k < K of a chain of K tokens those F_k candidates that are the most probable
@@ -75,7 +167,7 @@ class SaguaroGrowth:
         self._max_chain_len = params.num_speculative_tokens
         self._lookahead = self._max_depth = params.lookahead
         self._is_ratio = params.is_ratio
-        self._params = params.saguaro
+        self._params = params.of(SaguaroParams)
         self._acceptance_rate = AcceptanceRate()
         self._exponent = MissExponent()
         self._fan_outs = self._next_fan_outs(self._max_chain_len)
@@ -163,18 +255,19 @@ class SaguaroGrowth:
         said = token_ids[num_accepted]
         self._exponent.add(outcomes.index(said) if said in outcomes else None)
 
-    def num_biased_behind(self, node: Node) -> int:
-        """Returns how many of the most probable tokens SAGUARO sampling scales for the draw behind a node: as many as
-        are outcomes there, F_k (section 4.2). What their scaling takes from q is left to the residual, so that the
-        token after a refusal is more often among them.
+    def draw_bias(self, node: Node) -> tuple[float, int]:
+        """Returns the factor of SAGUARO sampling, and for how many of the most probable tokens it is: as many as are
+        outcomes there, F_k (section 4.2). What their scaling takes from q is left to the residual, so that the token
+        after a refusal is more often among them.
 
         It follows from verdicts and from the place in the tree, never from the token that is drawn.
         """
         if self._params.num_biased or self._params.bias >= 1:
-            return self._params.num_biased
+            return self._params.bias, self._params.num_biased
         rail = next((rail for rail in self._rails if rail.tip is node), None)
         first = rail.outcome if rail is not None else self._chain[0] if self._chain else node
-        return self._fan_outs[min(max(0, node.position - first.position), len(self._fan_outs) - 1)]
+        place = min(max(0, node.position - first.position), len(self._fan_outs) - 1)
+        return self._params.bias, self._fan_outs[place]
 
     def _next_fan_outs(self, chain_len: int) -> list[int]:
         exponent = self._params.exponent or self._exponent.value
@@ -339,3 +432,33 @@ def apportioned(budget: int, shares: Sequence[float]) -> list[int]:
     for k in by_remainder[: budget - sum(counts)]:
         counts[k] += 1
     return counts
+
+
+def _waiting(params: SpeculationParams) -> Waiting:
+    """Returns what the fallback decides: draft now (always), what costs least (while that pays in a batch of this
+    size), or something else than a draft (never)."""
+    waiting = {Fallback.AUTO: Waiting.BY_BATCH, Fallback.DRAFT: Waiting.ALWAYS}
+    return waiting.get(params.of(SaguaroParams).fallback, Waiting.NEVER)
+
+
+METHOD = Method(
+    "saguaro",
+    "a chain, and more chains for the likely outcomes of its check",
+    "#44AA99",
+    "grammar",
+    parameters=SaguaroParams,
+    grow=SaguaroGrowth,
+    waiting=_waiting,
+    samples=True,
+    fallback=lambda params: params.of(SaguaroParams).fallback,
+    published=Preset(
+        "Speculative Speculative Decoding, Kumar, Dao and May",
+        fixed={
+            **AS_SAMPLED,
+            "retrieval": False,
+            "rows": Rows.CHAIN,
+            "saguaro": {"fan_out": FanOut.GEOMETRIC, "fallback": Fallback.AUTO, "exponent": 0.0},
+        },
+        tunable={"num_speculative_tokens": 5, "saguaro": {"budget": 16}},
+    ),
+)

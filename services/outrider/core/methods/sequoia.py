@@ -14,10 +14,21 @@ target's own noise, and the text is the target's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from outrider.core.growth import Candidate, Child, Expansion
-from outrider.core.params import SpeculationParams
+from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy
+from outrider.core.params import Rows
+from outrider.core.speculation import (
+    AS_PICKED,
+    MAX_ROWS,
+    Method,
+    MethodParams,
+    Preset,
+    SpeculationParams,
+    Waiting,
+    check_range,
+)
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
 Place = tuple[int, ...]
@@ -88,7 +99,18 @@ def tree_shape(rates: Sequence[float], num_nodes: int, max_depth: int) -> dict[P
     return shape
 
 
-class SequoiaGrowth:
+@dataclass(frozen=True, slots=True)
+class SequoiaParams(MethodParams):
+    """Sequoia: a tree whose shape follows from the acceptance rates by rank."""
+
+    num_nodes: int = 32
+    """Nodes of a tree (n)."""
+
+    def __post_init__(self) -> None:
+        check_range("sequoia.num_nodes", self.num_nodes, 1, MAX_ROWS)
+
+
+class SequoiaGrowth(GrowthPolicy):
     """Grows one session's tree into its shape between a commit and the verification that waits for it.
 
     One forward for each layer. What a commit has left takes its places in the next tree: a node that was expanded once
@@ -96,7 +118,7 @@ class SequoiaGrowth:
     """
 
     def __init__(self, params: SpeculationParams) -> None:
-        self._num_nodes = params.sequoia.num_nodes
+        self._num_nodes = params.of(SequoiaParams).num_nodes
         self._max_depth = params.num_speculative_tokens
         self._rates = RankRates()
         self._shape = self._next_shape()
@@ -179,3 +201,19 @@ class SequoiaGrowth:
 
     def _best_guesses(self, wanting: Sequence[tuple[Node, int]]) -> list[Child]:
         return [Child(node, candidate) for node, count in wanting for candidate in self._found[node][:count]]
+
+
+METHOD = Method(
+    "sequoia",
+    "after each check a tree shaped by how often guesses were right",
+    "#332288",
+    parameters=SequoiaParams,
+    grow=SequoiaGrowth,
+    waiting=Waiting.IN_TURNS,
+    rows=Rows.TREE,
+    published=Preset(
+        "Sequoia, Chen et al. 2024",
+        fixed={**AS_PICKED, "rows": Rows.TREE, "retrieval": False},
+        tunable={"num_speculative_tokens": 10, "max_rows": 64, "sequoia": {"num_nodes": 64}},
+    ),
+)

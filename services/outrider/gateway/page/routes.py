@@ -1,12 +1,14 @@
-"""The static files of the page."""
+"""The files of the page: static ones, and the methods."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from outrider.core.methods import METHODS
 from outrider.gateway.errors import ApiError
 from outrider.gateway.exchange import Exchange
 
@@ -40,6 +42,12 @@ async def file(exchange: Exchange) -> None:
     await _send(exchange, exchange.scope["path_params"]["path"])
 
 
+def legend() -> bytes:
+    """Returns methods.json: what the page shows of each method."""
+    methods = METHODS.values()
+    return json.dumps([{"name": m.name, "meaning": m.meaning, "colour": m.page_colour} for m in methods]).encode()
+
+
 async def _send(exchange: Exchange, name: str) -> None:
     content, tag = _read(STATIC, name)
     headers: Mapping[str, str] = {**HEADERS, "content-type": KINDS[Path(name).suffix], "etag": tag}
@@ -60,7 +68,7 @@ def _read(folder: Path, name: str) -> tuple[bytes, str]:
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()) or path.suffix not in KINDS:
             raise FileNotFoundError
-        content = path.read_bytes()
+        content = legend() if name == "methods.json" else path.read_bytes()
     except (OSError, ValueError):  # also a name with a zero in it, or one that no file could have
         raise ApiError(404, f"the page has no file {name!r}", code="not_found") from None
     return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'

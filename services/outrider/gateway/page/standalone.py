@@ -13,7 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-STATIC = Path(__file__).parent / "static"
+from outrider.gateway.page.routes import STATIC, legend
+
 IMPORT = re.compile(r'from "\./([a-z]+\.js)"')
 
 
@@ -27,6 +28,7 @@ def standalone(recording: str) -> str:
         f"<style>{(STATIC / 'page.css').read_text(encoding='utf-8')}</style>\n"
         f'<script type="importmap">{json.dumps({"imports": imports})}</script>\n'
         f'<script type="application/json" id="recording">{quoted}</script>\n'
+        f'<script type="application/json" id="methods">{legend().decode()}</script>\n'
         '<script type="module">import "page/main.js";</script>'
     )
     icon = base64.b64encode((STATIC / "favicon.svg").read_bytes()).decode()

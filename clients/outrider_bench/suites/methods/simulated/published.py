@@ -1,6 +1,6 @@
 """The methods as published beside ours, in simulated time: what a paper is worth here, and what Outrider adds.
 
-A method as published is its preset of the client (`outrider_client.presets`): the paper's acceptance rule and
+A method as published is its preset (`Method.published`): the paper's acceptance rule and
 parameters, without shared noise, calibration and what else this project adds. Ours is the method as a server has it
 without further parameters. Spacelike decoding lives on what was said before, and has parts of its own.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from outrider.core.methods import METHODS
 from outrider_bench.costs import GPU, Costs
 from outrider_bench.experiment import AS_PUBLISHED, PLAIN, Contender, Experiment, as_published, contender
 from outrider_bench.measured import Measured
@@ -32,14 +33,13 @@ SPEED_RATIOS = (25.0, 5.0, 2.5)
 """C: the time of a target forward by that of a draft forward of one row."""
 BATCH = 8
 """Generations at once, beside one alone."""
-PAPERS = ("speculative", "card", "saguaro", "double")
-RIVALS = ("opt-tree", "sequoia")
+PUBLISHED = tuple(name for name, method in METHODS.items() if method.published and method.has_draft_model)
 OURS = ("best-first", "auto")
 """Our own methods, which no paper has."""
 NOTE = (
     "In simulated time, on two devices side by side, where the papers measure: a forward of the target takes 20 ms "
     "with 1 row, 22 with 64 and 30 with 256, one of the draft model 20 / C, and .01 for each further row, a message "
-    ".05; without prefill. as published: see outrider_client.presets; chains of card and double are C tokens long, as "
+    ".05; without prefill. as published: see outrider.core.methods; chains of card and double are C tokens long, as "
     "their papers have them. The prior is what the target says to files that it was trained on."
 )
 CAPTION = (
@@ -62,12 +62,12 @@ def contenders_of(speed_ratio: float) -> tuple[Contender, ...]:
     """Return ours and those as published; where the draft model is of no matter, at the greatest speed ratio alone."""
     # The papers' gamma of parallel drafting: what the draft model makes during a forward of the target.
     chain = {"num_speculative_tokens": math.ceil(speed_ratio)}
-    published = [as_published(method, **(chain if method in ("card", "double") else {})) for method in PAPERS]
-    ours = [contender(method) for method in (*PAPERS, *RIVALS, *OURS)]
+    published = [as_published(method, **(chain if method in ("card", "double") else {})) for method in PUBLISHED]
+    ours = [contender(method) for method in (*PUBLISHED, *OURS)]
     # Sources have no draft model: its C is of no matter to them.
     sources = [contender("retrieval", name, **fields) for name, fields in TRAINLESS.items()]
     with_sources = speed_ratio == max(SPEED_RATIOS)
-    return (PLAIN, *ours, *published, *map(as_published, RIVALS), *(sources if with_sources else ()))
+    return (PLAIN, *ours, *published, *(sources if with_sources else ()))
 
 
 def experiments(sizes: SimulatedSizes) -> list[Experiment]:
@@ -98,11 +98,11 @@ def claims(measured: Measured, sizes: SimulatedSizes) -> list[Measurement]:
 
 def _claims_at(measured: Measured, speed_ratio: float, t: float) -> Iterator[Measurement]:
     name, what = name_of(speed_ratio), f"C = {speed_ratio:g}, T = {t:g}"
-    published = [f"{method} {AS_PUBLISHED}" for method in (*PAPERS, *RIVALS)]
+    published = [f"{method} {AS_PUBLISHED}" for method in PUBLISHED]
     for method in OURS:
         ratio, remark = measured.beside_the_best(name, method, published, t)
         yield at_least(PART, f"{what}: {method} by the best as published", ratio, 1.0, remark)
-    for method in (*PAPERS, *RIVALS):
+    for method in PUBLISHED:
         ratio = measured.ratio(name, method, f"{method} {AS_PUBLISHED}", t)
         yield at_least(PART, f"{what}: {method} by {method} as published", ratio, 1.0)
     batched = {label: measured.batch_ratio(name, label, PLAIN.method, t, BATCH) for label in ("auto", *published)}
@@ -145,7 +145,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], _: Mapping[str, Any]) -> Figure
     if not names:
         return None
     rows = [row for row in found[names[0]]["rows"] if row["concurrency"] == 1 and row["category"] == "all"]
-    methods = [method for method in (*PAPERS, *RIVALS) if any(row["method"] == method for row in rows)]
+    methods = [method for method in PUBLISHED if any(row["method"] == method for row in rows)]
     figure, panels = new_figure(len(TEMPERATURES))
     for axes, t in zip(panels, TEMPERATURES, strict=True):
         here = {(row["method"], row["setting"]): row["speedup_over_off"] for row in rows if row["temperature"] == t}

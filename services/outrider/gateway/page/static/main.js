@@ -6,7 +6,7 @@ import { EXAMPLES } from "./examples.js";
 import { act, state as labState } from "./lab.js";
 import { Comparison, Lane, verdict } from "./lane.js";
 import { watch, whyNoDrafts, wordsOf } from "./load.js";
-import { familyOfMethod, meaningOfMethod, METHOD_FAMILIES } from "./methods.js";
+import { colourOfMethod, learnMethods, meaningOfMethod, methodNames } from "./methods.js";
 import { parse, Player, recordingOf } from "./recording.js";
 import { drawBars } from "./rounds.js";
 import { curl, python } from "./snippets.js";
@@ -20,7 +20,6 @@ import { draw, layOut, percent } from "./tree.js";
 const at = (id) => document.getElementById(id);
 
 const SIDES = [0, 1];
-const METHODS = ["off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike", "best-first", "auto"];
 const page = {
   lanes: [new Lane("off"), new Lane("auto")],
   recording: /** @type {import("./recording.js").Recording | null} */ (null),
@@ -164,7 +163,7 @@ function replay(recording) {
   at("temperature").value = asked.temperature;
   at("seed").value = asked.seed;
   at("tokens").value = asked.maxTokens;
-  SIDES.forEach((side) => setMethods(side, [...new Set([...METHODS, recording.lanes[side].method])], recording.lanes[side].method));
+  SIDES.forEach((side) => setMethods(side, [...new Set([...methodNames(), recording.lanes[side].method])], recording.lanes[side].method));
   begin(recording);
   document.body.dataset.state = "running";
   const player = (page.player = new Player(recording));
@@ -298,7 +297,7 @@ function renderChoices(lane) {
   choices.forEach(([method, count], index) => {
     const item = list.children[index];
     item.title = meaningOfMethod(method);
-    item.firstChild.style.background = `var(--${METHOD_FAMILIES[familyOfMethod(method)]})`;
+    item.firstChild.style.background = `var(--${colourOfMethod(method)})`;
     item.lastChild.textContent = `${method} ×${count}`;
   });
 }
@@ -490,8 +489,9 @@ async function start() {
   at("example").replaceChildren(...EXAMPLES.map((example) => new Option(example.name)));
   at("prompt").value = EXAMPLES[0].prompt;
   at("key").value = sessionStorage.getItem("token") ?? "";
-  setMethods(0, METHODS, "off");
-  setMethods(1, METHODS, "auto");
+  await learnMethods();
+  setMethods(0, methodNames(), "off");
+  setMethods(1, methodNames(), "auto");
   listen();
   renderCode();
   const recorded = document.getElementById("recording");

@@ -1,6 +1,6 @@
 // A chart of a lane's rounds, on canvas: what was kept and refused, and by which method it was guessed.
 
-import { familyOfMethod, METHOD_FAMILIES } from "./methods.js";
+import { colourOfMethod } from "./methods.js";
 import { FAMILIES, familyOf } from "./sources.js";
 
 const [NARROWEST, WIDEST] = [8, 22];
@@ -92,7 +92,7 @@ export function drawBars(canvas, lane, selected) {
   context.fillRect(0, base, width, 1);
   for (const { method, from, to } of runsOf(shown)) {
     const [x, runWidth] = [from * step, (to - from) * step - 2];
-    context.fillStyle = colour(METHOD_FAMILIES[familyOfMethod(method)]);
+    context.fillStyle = colour(colourOfMethod(method));
     context.fillRect(x, height - 4, runWidth, 4);
     context.fillStyle = colour("muted");
     if (context.measureText(method).width <= runWidth) context.fillText(method, x, height - 8);

@@ -75,7 +75,6 @@ def test_a_draft_needs_no_fallback(fallback: Fallback) -> None:
         (Fallback.DRAFT, 16, True),
         (Fallback.AUTO, 1, True),
         (Fallback.AUTO, 16, False),
-        (Fallback.RETRIEVAL, 1, False),
         (Fallback.PLAIN, 1, False),
         (Fallback.RANDOM, 1, False),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.core.statistics import COUNTS
 from outrider.v1 import verifier_pb2
-from outrider.wire.speculation import METHODS
+from outrider.wire.speculation import METHODS_FROM_PROTO
 from outrider_client.client import Client
 from outrider_client.errors import DeadlineExceeded, OutOfRange
 from outrider_client.generation import Result
@@ -95,7 +95,7 @@ async def test_rounds_of_auto_are_counted_by_what_it_chose(client: Client, verif
     values = values_of(verifier.servicer.metrics())
     chosen: Counter[str] = Counter()
     for decision in result.summary.decisions:
-        chosen[METHODS[decision.method].value] += decision.num_rounds
+        chosen[METHODS_FROM_PROTO[decision.method].name] += decision.num_rounds
     auto = above_0(values["outrider_auto_rounds_total"])
     assert auto == above_0(values["outrider_rounds_total"])
     assert sum(auto.values()) == result.summary.num_rounds

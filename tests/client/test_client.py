@@ -171,7 +171,7 @@ async def test_what_cannot_be_sent_is_refused_at_once(client: Client) -> None:
         client.generate("hello", temprature=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="prompt must be"):
         client.generate([1.5])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"method must be one of off, speculative, .*, .*, sequoia, got 'fast'"):
+    with pytest.raises(ValueError, match=r"method must be one of off, speculative, .*, sequoia.*, got 'fast'"):
         client.generate("hello", method="fast")
     with pytest.raises(ValueError, match="rows must be one of chain, tree, got 'unspecified'"):
         client.generate("hello", rows="unspecified")

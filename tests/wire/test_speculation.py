@@ -196,7 +196,7 @@ def test_an_enum_s_values_are_those_of_the_wire(kind: Any) -> None:
 
 @pytest.mark.parametrize("method", METHODS.values())
 def test_rows_are_the_method_s_own_unless_the_request_says_otherwise(method: Method) -> None:
-    assert (resolved(method=method).rows is Rows.TREE) == (method in (BEST_FIRST, OPT_TREE, SEQUOIA, AUTO))
+    assert resolved(method=method).rows is method.rows
     assert resolved(method=method, rows=types_pb2.ROWS_CHAIN).rows is Rows.CHAIN
     assert resolved(method=method).max_rows == 0, "as many as pay"
 
@@ -239,7 +239,7 @@ def test_a_default_beyond_the_server_s_limit_gives_way_to_it() -> None:
 
 GIVEN, RATIO = types_pb2.FAN_OUT_GIVEN, types_pb2.ACCEPTANCE_RULE_RATIO
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"method": 77}, "speculation.method must be one of METHOD_OFF, .*METHOD_SEQUOIA, METHOD_AUTO, got 77"),
+    ({"method": 77}, "speculation.method must be one of METHOD_OFF, .*METHOD_AUTO, got 77"),
     ({"num_speculative_tokens": 33}, r"num_speculative_tokens must be in \[1, 32\], this server's limit, got 33"),
     ({"method": SPECULATIVE, "lookahead": 40}, "lookahead must be unset for a method that does not draft"),
     ({"method": CARD, "lookahead": 513}, "lookahead must be at most 512, this server's limit, got 513"),

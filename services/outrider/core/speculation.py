@@ -129,14 +129,14 @@ AS_SAMPLED: Mapping[str, Any] = {
     "min_path_probability": 0.0,
     "calibration": False,
 }
-"""Of presets: drafts are samples, and kept by the ratio rule, which is the greedy one at temperature 0."""
+"""Preset parameters of sampled drafts: they are kept by the ratio rule, which is the greedy one at temperature 0."""
 AS_PICKED: Mapping[str, Any] = {
     "acceptance_rule": AcceptanceRule.MATCH,
     "min_path_probability": 0.0,
     "shared_noise": False,
     "calibration": False,
 }
-"""Of presets: drafts are the draft model's most probable tokens, and kept where the target says the same."""
+"""Preset parameters of picked drafts: the draft model's best tokens are kept where the target says the same."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,7 +146,7 @@ class Method:
     name: str
     """As users write it: "best-first"."""
     meaning: str
-    """What it does, in half a sentence, for the legend of the gateway's page."""
+    """The method in half a sentence, for the legend of the gateway's page."""
     colour: str
     """Its colour in plots: of Okabe and Ito's palette, or of Paul Tol's, as that one has too few."""
     page_colour: str = "other"
@@ -156,7 +156,7 @@ class Method:
     grow: Callable[[SpeculationParams], GrowthPolicy] | None = None
     """Makes a session's growth policy. None means that no drafts grow by this method itself."""
     waiting: Waiting | Callable[[SpeculationParams], Waiting] = Waiting.WORTH
-    """How a round waits for its draft; for some by their parameters. See `waits`."""
+    """The waiting of a round for its draft, for some by their parameters. See `waits`."""
     rows: Rows = Rows.CHAIN
     """Use of the rows where the request does not say."""
     takes_as_pay: bool = False

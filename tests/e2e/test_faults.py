@@ -172,7 +172,7 @@ async def test_peers_that_were_never_started_are_not_missed() -> None:
 class LyingSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer):
     """Answers every commit with nodes that cannot be, or that are wrong. No real speculator can be made to."""
 
-    async def SpeculateMany(self, requests, context):  # type: ignore[no-untyped-def, override]
+    async def Speculate(self, requests, context):  # type: ignore[no-untyped-def, override]
         async for response in shared(self.speculate, requests, context):
             yield response
 
@@ -180,7 +180,7 @@ class LyingSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer):
         node_id = 1
         async for request in requests:
             if request.WhichOneof("event") == "open":
-                yield speculator_pb2.SpeculateResponse(opened=speculator_pb2.SpeculateOpened())
+                yield speculator_pb2.SessionResponse(opened=speculator_pb2.SpeculateOpened())
                 base_len = len(request.open.committed_token_ids)
             else:
                 base_len = request.commit.base_len + len(request.commit.token_ids)
@@ -189,7 +189,7 @@ class LyingSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer):
                     base_len=base_len, first_node_id=node_id, parent_offsets=[offset, 1], token_ids=[token_id, 2047]
                 )
                 node_id += 2
-                yield speculator_pb2.SpeculateResponse(draft=speculator_pb2.SpeculatorDraft(draft=draft))
+                yield speculator_pb2.SessionResponse(draft=speculator_pb2.SpeculatorDraft(draft=draft))
 
 
 @pytest.fixture

@@ -209,8 +209,9 @@ def _draft(random: Random, number: int) -> types.Draft:
 
 
 def _speculator(model: types.ModelInfo) -> Iterator[Rpc]:
-    def opening(random: Random) -> spec.SpeculateRequest:
-        return spec.SpeculateRequest(
+    def opening(random: Random, number: int) -> spec.SessionRequest:
+        return spec.SessionRequest(
+            number=number,
             open=spec.SpeculateOpen(
                 handshake=_handshake(model),
                 session_id="mutated",
@@ -221,42 +222,33 @@ def _speculator(model: types.ModelInfo) -> Iterator[Rpc]:
                 structured_outputs=(
                     types.StructuredOutputs(**random.choice(STRUCTURES)) if random.random() < 0.2 else None
                 ),
-            )
+            ),
         )
 
-    def event(random: Random, number: int) -> spec.SpeculateRequest:
+    def event(random: Random, session: int, number: int) -> spec.SessionRequest:
         if random.random() < 0.25:
             steering = types.Steering(forward_us=random.randrange(10_000), round_trip_us=random.randrange(10_000))
             if random.random() < 0.5:
                 steering.speculation.CopyFrom(_speculation(random, random.choice((types.METHOD_OFF, *METHODS))))
-            return spec.SpeculateRequest(steering=steering)
+            return spec.SessionRequest(number=session, steering=steering)
         # Always the same tokens: a commit repeats those before it, and goes on.
         skipped = random.randrange(2)
         said = [37 * position % 2048 for position in range(skipped, number + 1)]
-        return spec.SpeculateRequest(commit=types.Commit(base_len=NUM_PROMPT_TOKENS + skipped, token_ids=said))
+        commit = types.Commit(base_len=NUM_PROMPT_TOKENS + skipped, token_ids=said)
+        return spec.SessionRequest(number=session, commit=commit)
 
-    def first_of_many(random: Random) -> Message:
-        openings = [spec.SessionRequest(number=number, open=opening(random).open) for number in (1, 2)]
-        return spec.SpeculateManyRequest(sessions=openings)
+    def first(random: Random) -> Message:
+        return spec.SpeculateRequest(sessions=[opening(random, number) for number in (1, 2)])
 
-    def next_of_many(random: Random, number: int) -> Message:
-        message = spec.SpeculateManyRequest()
-        for session in (1, 2):
-            said = event(random, number)
-            request = message.sessions.add(number=session)
-            if said.HasField("commit"):
-                request.commit.CopyFrom(said.commit)
-            else:
-                request.steering.CopyFrom(said.steering)
+    def next_(random: Random, number: int) -> Message:
+        message = spec.SpeculateRequest(sessions=[event(random, session, number) for session in (1, 2)])
         if random.random() < 0.1:
             message.sessions.add(number=random.randrange(4)).close.SetInParent()
         return message
 
     service = "outrider.v1.SpeculatorService"
     servers = ("speculator",)
-    yield Rpc("speculator/Speculate", f"/{service}/Speculate", "stream_stream", servers, opening, event, True, 2.0)
-    method = f"/{service}/SpeculateMany"
-    yield Rpc("speculator/SpeculateMany", method, "stream_stream", servers, first_of_many, next_of_many, True, 2.0)
+    yield Rpc("speculator/Speculate", f"/{service}/Speculate", "stream_stream", servers, first, next_, True, 2.0)
     yield Rpc(
         "speculator/GetInfo",
         f"/{service}/GetInfo",

@@ -89,10 +89,9 @@ class Servers:
 
     async def _drafts(self) -> list[str]:
         opening = rpcs(self.model)["speculator/Speculate"].first(Random(0))
-        assert isinstance(opening, speculator_pb2.SpeculateRequest)
         call: Any = speculator_pb2_grpc.SpeculatorServiceStub(self.channels["speculator"]).Speculate()
         await call.write(opening)
-        while (await call.read()).WhichOneof("event") != "draft":
+        while not any(session.HasField("draft") for session in (await call.read()).sessions):
             pass
         call.cancel()
         return []

@@ -27,18 +27,18 @@ class Counting(ScriptedSpeculator):
         self.garbled: int | None = None
         """Number of a session that is answered with contents that cannot be."""
 
-    async def SpeculateMany(  # type: ignore[override]
-        self, requests: AsyncIterator[pb.SpeculateManyRequest], context: Context
-    ) -> AsyncIterator[pb.SpeculateManyResponse | bytes]:
-        async def noted() -> AsyncIterator[pb.SpeculateManyRequest]:
+    async def Speculate(  # type: ignore[override]
+        self, requests: AsyncIterator[pb.SpeculateRequest], context: Context
+    ) -> AsyncIterator[pb.SpeculateResponse | bytes]:
+        async def noted() -> AsyncIterator[pb.SpeculateRequest]:
             async for message in requests:
                 self.messages.append([request.WhichOneof("event") or "" for request in message.sessions])
                 yield message
 
         self.num_calls += 1
         try:
-            async for response in super().SpeculateMany(noted(), context):
-                if isinstance(response, pb.SpeculateManyResponse) and response.sessions[0].number == self.garbled:
+            async for response in super().Speculate(noted(), context):
+                if isinstance(response, pb.SpeculateResponse) and response.sessions[0].number == self.garbled:
                     response.sessions[0].draft.draft.costs.extend([1] * 5000)
                 yield response
         finally:

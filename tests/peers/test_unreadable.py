@@ -34,13 +34,13 @@ class Peer:
 
     async def speculate(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for message in requests:
-            number = speculator_pb2.SpeculateManyRequest.FromString(message).sessions[0].number
+            number = speculator_pb2.SpeculateRequest.FromString(message).sessions[0].number
             draft = types_pb2.Draft(base_len=2, first_node_id=1, parent_offsets=[0], token_ids=[5])
             answers = [
                 speculator_pb2.SessionResponse(number=number, opened=speculator_pb2.SpeculateOpened()),
                 speculator_pb2.SessionResponse(number=number, draft=speculator_pb2.SpeculatorDraft(draft=draft)),
             ]
-            good = speculator_pb2.SpeculateManyResponse(sessions=answers)
+            good = speculator_pb2.SpeculateResponse(sessions=answers)
             yield good.SerializeToString() if self.is_well else GARBAGE
 
     async def look_up(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -68,7 +68,7 @@ async def peer_and_address() -> AsyncIterator[tuple[Peer, str]]:
     stream: Any = grpc.stream_stream_rpc_method_handler
     unary: Any = grpc.unary_stream_rpc_method_handler
     services = {
-        "outrider.v1.SpeculatorService": {"SpeculateMany": stream(peer.speculate)},
+        "outrider.v1.SpeculatorService": {"Speculate": stream(peer.speculate)},
         "outrider.v1.DatastoreService": {
             "Lookup": stream(peer.look_up),
             "Record": stream(peer.record),

@@ -249,21 +249,21 @@ async def test_copies_are_bounded_and_those_that_nobody_asks_for_are_dropped() -
 class Flooder(speculator_pb2_grpc.SpeculatorServiceServicer):
     """Sends 40 drafts of 500 nodes at once, whatever it is asked for."""
 
-    async def SpeculateMany(  # type: ignore[override]
-        self, requests: AsyncIterator[speculator_pb2.SpeculateManyRequest], context: Any
-    ) -> AsyncIterator[speculator_pb2.SpeculateManyResponse | bytes]:
+    async def Speculate(  # type: ignore[override]
+        self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Any
+    ) -> AsyncIterator[speculator_pb2.SpeculateResponse | bytes]:
         async for response in shared(self.speculate, requests, context):
             yield response
 
     async def speculate(
-        self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Any
-    ) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
-        yield speculator_pb2.SpeculateResponse(opened=speculator_pb2.SpeculateOpened())
+        self, requests: AsyncIterator[speculator_pb2.SessionRequest], context: Any
+    ) -> AsyncIterator[speculator_pb2.SessionResponse]:
+        yield speculator_pb2.SessionResponse(opened=speculator_pb2.SpeculateOpened())
         for number in range(40):
             draft = types_pb2.Draft(
                 base_len=3, first_node_id=1 + 500 * number, parent_offsets=[0] * 500, token_ids=range(500)
             )
-            yield speculator_pb2.SpeculateResponse(draft=speculator_pb2.SpeculatorDraft(draft=draft))
+            yield speculator_pb2.SessionResponse(draft=speculator_pb2.SpeculatorDraft(draft=draft))
         await asyncio.Event().wait()
 
 

@@ -45,7 +45,7 @@ async def datastore(folder: Path) -> AsyncIterator[Any]:
 
 @pytest.mark.parametrize(
     ("service", "rpcs"),
-    [(verifier, ["Collaborate"]), (speculator, ["Speculate", "SpeculateMany"]), (datastore, ["Lookup", "Record"])],
+    [(verifier, ["Collaborate"]), (speculator, ["Speculate"]), (datastore, ["Lookup", "Record"])],
 )
 async def test_a_stream_without_a_first_message_is_ended(service: Any, rpcs: list[str], tmp_path: Path) -> None:
     async with service(tmp_path) as stub:

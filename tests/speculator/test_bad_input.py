@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -13,7 +12,7 @@ import pytest
 from outrider.speculator.session import DraftSession
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from tests.support.services import RunningSpeculator, running_speculator
-from tests.support.speculator_requests import PROMPT, Code, commit, first_draft, opening, refusal
+from tests.support.speculator_requests import PROMPT, Code, Session, commit, opening, refusal
 
 
 @pytest.fixture
@@ -26,12 +25,6 @@ async def speculator() -> AsyncIterator[RunningSpeculator]:
 async def stub(speculator: RunningSpeculator) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(speculator.address) as channel:
         yield speculator_pb2_grpc.SpeculatorServiceStub(channel)
-
-
-async def test_a_stream_must_begin_with_open(stub: Any, speculator: RunningSpeculator) -> None:
-    code, details = await refusal(stub, commit(1, [2]))
-    assert (code, details) == (Code.INVALID_ARGUMENT, "event must be open in the first message")
-    assert await speculator.is_idle()
 
 
 BAD_OPENINGS = {
@@ -94,8 +87,8 @@ async def test_a_bad_commit_is_refused_by_name(stub: Any, speculator: RunningSpe
     assert await speculator.is_idle()
 
 
-def steering(**fields: Any) -> speculator_pb2.SpeculateRequest:
-    return speculator_pb2.SpeculateRequest(steering=types_pb2.Steering(**fields))
+def steering(**fields: Any) -> speculator_pb2.SessionRequest:
+    return speculator_pb2.SessionRequest(number=1, steering=types_pb2.Steering(**fields))
 
 
 BAD_STEERINGS = {
@@ -135,45 +128,48 @@ async def test_bad_steering_is_refused_by_name(stub: Any, speculator: RunningSpe
 async def test_steering_that_says_little_leaves_the_rest_as_it_was_opened(
     stub: Any, speculator: RunningSpeculator
 ) -> None:
-    call = stub.Speculate()
+    call = Session(stub)
     unshared = types_pb2.SpeculationParams(
         method=types_pb2.METHOD_SPECULATIVE, num_speculative_tokens=4, shared_noise=False
     )
     await call.write(opening(speculator, speculation=unshared))
-    await first_draft(call)
+    await call.draft()
     await call.write(steering(forward_us=2000, round_trip_us=400))
     await call.write(steering(speculation=types_pb2.SpeculationParams(num_speculative_tokens=6)))
     await call.write(commit(10, [7]))
-    draft = await first_draft(call)
+    draft = await call.draft()
     while draft.base_len == 10:  # two more nodes of the first tree
-        draft = await first_draft(call)
+        draft = await call.draft()
     assert (draft.base_len, len(draft.token_ids)) == (11, 6)
     call.cancel()
     assert await speculator.is_idle()
 
 
 async def test_a_paused_session_grows_nothing_until_it_is_told_how(stub: Any, speculator: RunningSpeculator) -> None:
-    call = stub.Speculate()
+    call = Session(stub)
     await call.write(opening(speculator))
-    await first_draft(call)
+    await call.draft()
     await call.write(steering(speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_OFF)))
     await call.write(commit(10, [7]))
     await call.write(commit(11, [8]))
     await call.write(steering(speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_SPECULATIVE)))
-    assert (await first_draft(call)).base_len == 12
+    assert (await call.draft()).base_len == 12
     call.cancel()
     assert await speculator.is_idle()
 
 
-async def test_a_second_open_is_refused(stub: Any, speculator: RunningSpeculator) -> None:
-    code, details = await refusal(stub, opening(speculator), opening(speculator))
-    assert (code, details) == (Code.INVALID_ARGUMENT, "event must be commit or steering after the first message")
+async def test_a_request_without_an_event_is_refused(stub: Any, speculator: RunningSpeculator) -> None:
+    code, details = await refusal(stub, opening(speculator), speculator_pb2.SessionRequest(number=1))
+    assert (code, details) == (
+        Code.INVALID_ARGUMENT,
+        "sessions.event must be commit, steering or close while the session goes on",
+    )
 
 
 async def test_bytes_that_are_no_message_end_the_stream(speculator: RunningSpeculator) -> None:
     async with grpc.aio.insecure_channel(speculator.address) as channel:
         call: Any = channel.stream_stream("/outrider.v1.SpeculatorService/Speculate")()
-        await call.write(opening(speculator).SerializeToString())
+        await call.write(speculator_pb2.SpeculateRequest(sessions=[opening(speculator)]).SerializeToString())
         await call.write(b"\xff")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
@@ -184,27 +180,27 @@ async def test_bytes_that_are_no_message_end_the_stream(speculator: RunningSpecu
 
 
 async def test_a_session_too_many_is_refused_and_the_first_one_lives(stub: Any, speculator: RunningSpeculator) -> None:
-    call = stub.Speculate()
+    call = Session(stub)
     await call.write(opening(speculator))
-    assert len((await first_draft(call)).token_ids) == 4
+    assert len((await call.draft()).token_ids) == 4
     code, details = await refusal(stub, opening(speculator))
     assert code is Code.RESOURCE_EXHAUSTED
     assert "all 1 sessions" in details
     await call.write(commit(10, [7]))
-    assert (await first_draft(call)).base_len == 11
-    await call.done_writing()
+    assert (await call.draft()).base_len == 11
+    await call.write(speculator_pb2.SessionRequest(number=1, close=speculator_pb2.SpeculateClose()))
     assert await speculator.is_idle()
 
 
 async def test_a_repeated_commit_changes_nothing(stub: Any, speculator: RunningSpeculator) -> None:
-    call = stub.Speculate()
+    call = Session(stub)
     await call.write(opening(speculator))
-    await first_draft(call)
+    await call.draft()
     await call.write(commit(10, [7]))
-    once = await first_draft(call)
+    once = await call.draft()
     await call.write(commit(9, [PROMPT[9], 7]))
     await call.write(commit(11, [8]))
-    draft = await first_draft(call)
+    draft = await call.draft()
     assert (once.base_len, draft.base_len) == (11, 12)
     call.cancel()
     assert await speculator.is_idle()
@@ -215,10 +211,10 @@ async def test_what_comes_in_for_one_session_ends_no_other(
 ) -> None:
     monkeypatch.setattr(speculator.servicer, "_max_num_sessions", 2)
     monkeypatch.setattr(speculator.engine.residency, "_max_num_residents", 2)
-    other, call = stub.Speculate(), stub.Speculate()
+    other, call = Session(stub), Session(stub)
     for each in (other, call):
         await each.write(opening(speculator))
-        await first_draft(each)
+        await each.draft()
     commit_tokens = DraftSession.commit
 
     def failing(session: DraftSession, token_ids: Sequence[int], acknowledged_node_id: int) -> None:
@@ -228,12 +224,9 @@ async def test_what_comes_in_for_one_session_ends_no_other(
 
     monkeypatch.setattr(DraftSession, "commit", failing)
     await call.write(commit(10, [13]))
-    with suppress(grpc.aio.AioRpcError):
-        while await call.read() is not grpc.aio.EOF:
-            pass
-    assert await call.details() == "the speculator lost this session"
+    assert await call.end() == (Code.UNAVAILABLE, "the speculator lost this session")
     await other.write(commit(10, [7]))
-    while (await first_draft(other)).base_len != 11:
+    while (await other.draft()).base_len != 11:
         pass
     other.cancel()
     assert await speculator.is_idle()
@@ -242,12 +235,12 @@ async def test_what_comes_in_for_one_session_ends_no_other(
 async def test_a_speculator_that_drains_sends_its_callers_elsewhere_at_once(
     stub: Any, speculator: RunningSpeculator
 ) -> None:
-    call = stub.Speculate()
+    call = Session(stub)
     await call.write(opening(speculator))
-    await first_draft(call)
+    await call.draft()
     speculator.servicer.drain()
     async with asyncio.timeout(5):
-        ended = await call.code(), await call.details()
+        ended = await call.end()
     assert ended == (Code.UNAVAILABLE, "the speculator is draining")
     assert await refusal(stub, opening(speculator)) == (Code.UNAVAILABLE, "the speculator is draining")
     assert await speculator.is_idle()

@@ -17,7 +17,7 @@ from outrider.speculator.caller_session import HIGH_WATER, CallerSession, Outbox
 from outrider.v1 import speculator_pb2_grpc
 from tests.support.metric_values import values_of
 from tests.support.services import RunningSpeculator, running_speculator
-from tests.support.speculator_requests import PROMPT, Code, commit, first_draft, opening, refusal
+from tests.support.speculator_requests import PROMPT, Code, Session, commit, opening, refusal
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ async def stub(speculator: RunningSpeculator) -> AsyncIterator[Any]:
 
 
 async def test_who_opens_a_stream_and_says_nothing_holds_no_session(stub: Any, speculator: RunningSpeculator) -> None:
-    silent = [stub.Speculate() for _ in range(3)]
+    silent = [Session(stub) for _ in range(3)]
     for call in silent:
-        await call.wait_for_connection()
-    call = stub.Speculate()
+        await call.call.wait_for_connection()
+    call = Session(stub)
     await call.write(opening(speculator))
-    assert len((await first_draft(call)).token_ids) == 4
+    assert len((await call.draft()).token_ids) == 4
     for each in (call, *silent):
         each.cancel()
     assert await speculator.is_idle()
@@ -57,7 +57,7 @@ async def test_a_caller_that_reads_nothing_is_cut_off(
     monkeypatch.setattr(CallerSession, "send", noticed)
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]  # little is read ahead for it
     async with grpc.aio.insecure_channel(speculator.address, options=options) as channel:
-        call = speculator_pb2_grpc.SpeculatorServiceStub(channel).Speculate()
+        call = Session(speculator_pb2_grpc.SpeculatorServiceStub(channel))
         await call.write(opening(speculator))
         await call.read()
         for position in range(len(PROMPT), 1500):
@@ -69,11 +69,7 @@ async def test_a_caller_that_reads_nothing_is_cut_off(
             if not speculator.servicer.num_sessions:
                 break
             await call.write(commit(position, [position]))
-        with suppress(grpc.aio.AioRpcError):
-            while await call.read() is not grpc.aio.EOF:
-                pass
-        assert await call.code() is Code.DEADLINE_EXCEEDED
-        assert await call.details() == "the caller has read nothing for 0.3 s"
+        assert await call.end() == (Code.DEADLINE_EXCEEDED, "the caller has read nothing for 0.3 s")
     assert await speculator.is_idle()
 
 
@@ -86,17 +82,15 @@ async def test_a_caller_that_is_behind_is_not_read_from(num_sessions: int) -> No
         assert await asyncio.wait_for(outbox.room(), 10) is None
         outbox.put(number % num_sessions, draft)
     waiting = asyncio.create_task(outbox.room())
-    for _ in range(num_sessions * HIGH_WATER // 2):
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        await outbox.take(1)
-    await outbox.take(1)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert len(await outbox.take()) == num_sessions * HIGH_WATER
     await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_refusal_names_the_limit_and_is_counted(stub: Any, speculator: RunningSpeculator) -> None:
     speculator.servicer._quotas = Quotas(2, max_read_tokens_per_minute=2 * len(PROMPT))
-    calls = [stub.Speculate()]
+    calls = [Session(stub)]
     await calls[0].write(opening(speculator))
     await calls[0].read()
     assert await refusal(stub, opening(speculator)) == (
@@ -111,7 +105,7 @@ async def test_a_refusal_names_the_limit_and_is_counted(stub: Any, speculator: R
     )
     speculator.servicer._quotas = Quotas(1)
     speculator.servicer._max_num_sessions = 3
-    calls.append(stub.Speculate())
+    calls.append(Session(stub))
     await calls[1].write(opening(speculator))
     await calls[1].read()
     assert (await refusal(stub, opening(speculator)))[1] == "max_sessions_per_caller is reached: 1"

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from tests.support.services import RunningSpeculator, running_speculator
-from tests.support.speculator_requests import PROMPT, commit, first_draft, opening
+from tests.support.speculator_requests import PROMPT, Session, commit, opening
 
 STEERING = types_pb2.Steering(
     speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_PEARL, num_speculative_tokens=4, lookahead=4)
@@ -27,7 +27,7 @@ async def speculator() -> AsyncIterator[RunningSpeculator]:
 @pytest.fixture
 async def call(speculator: RunningSpeculator) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(speculator.address) as channel:
-        yield speculator_pb2_grpc.SpeculatorServiceStub(channel).Speculate()
+        yield Session(speculator_pb2_grpc.SpeculatorServiceStub(channel))
 
 
 async def test_it_says_how_long_its_forward_takes(call: Any, speculator: RunningSpeculator) -> None:
@@ -41,7 +41,7 @@ async def test_within_the_limit_it_drafts_at_once(
     call: Any, speculator: RunningSpeculator, max_forward_us: int
 ) -> None:
     await call.write(opening(speculator, max_forward_us=max_forward_us))
-    assert (await first_draft(call)).base_len == len(PROMPT)
+    assert (await call.draft()).base_len == len(PROMPT)
 
 
 async def test_beyond_the_limit_it_drafts_when_it_is_steered(call: Any, speculator: RunningSpeculator) -> None:
@@ -49,7 +49,7 @@ async def test_beyond_the_limit_it_drafts_when_it_is_steered(call: Any, speculat
     await call.write(opening(speculator, max_forward_us=4999))
     assert (await call.read()).WhichOneof("event") == "opened"
     await call.write(commit(len(PROMPT), [7]))
-    draft = asyncio.create_task(first_draft(call))
-    await call.write(speculator_pb2.SpeculateRequest(steering=STEERING))
+    draft = asyncio.create_task(call.draft())
+    await call.write(speculator_pb2.SessionRequest(number=1, steering=STEERING))
     # All that it says follows the commit: nothing was drafted before the steering.
     assert (await draft).base_len == len(PROMPT) + 1

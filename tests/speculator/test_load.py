@@ -8,7 +8,7 @@ import pytest
 from outrider.speculator.load import WINDOW_S, LoadReports
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from tests.support.services import running_speculator
-from tests.support.speculator_requests import PROMPT, commit, opening
+from tests.support.speculator_requests import PROMPT, Session, commit, opening
 
 
 class Clock:
@@ -67,26 +67,27 @@ def test_the_use_of_the_engine_is_that_of_the_last_second_and_small_changes_are_
     assert reports.current(1, 100.0).busy_percent == 100  # never more, whatever the clocks say
 
 
-async def read_load(call: grpc.aio.StreamStreamCall) -> speculator_pb2.SpeculatorLoad:  # type: ignore[type-arg]
+async def read_load(call: Session) -> speculator_pb2.SpeculatorLoad:
     """The next load that a stream tells."""
     while True:
         response = await call.read()
         event = getattr(response, response.WhichOneof("event"))
         if event.HasField("load"):
-            return event.load
+            load: speculator_pb2.SpeculatorLoad = event.load
+            return load
 
 
 async def test_streams_tell_how_many_sessions_there_are_when_that_changes() -> None:
     async with running_speculator(max_num_sessions=5) as speculator:
         async with grpc.aio.insecure_channel(speculator.address) as channel:
             stub = speculator_pb2_grpc.SpeculatorServiceStub(channel)
-            first = stub.Speculate()
+            first = Session(stub)
             await first.write(opening(speculator))
             load = await read_load(first)
             assert (load.num_sessions, load.max_num_sessions) == (1, 5)
             # Another caller, on a connection of its own: the first one hears of it with its next draft.
             async with grpc.aio.insecure_channel(speculator.address, [("grpc.use_local_subchannel_pool", 1)]) as other:
-                second = speculator_pb2_grpc.SpeculatorServiceStub(other).Speculate()
+                second = Session(speculator_pb2_grpc.SpeculatorServiceStub(other))
                 await second.write(opening(speculator))
                 assert (await read_load(second)).num_sessions == 2
                 await first.write(commit(len(PROMPT), [5]))

@@ -39,10 +39,10 @@ class Caller:
         return pb.SessionRequest(number=number, open=opening(self._speculator, **changes).open)
 
     async def write(self, *requests: pb.SessionRequest) -> None:
-        await self.call.write(pb.SpeculateManyRequest(sessions=requests))
+        await self.call.write(pb.SpeculateRequest(sessions=requests))
 
-    async def read(self) -> pb.SpeculateManyResponse:
-        message: pb.SpeculateManyResponse = await self.call.read()
+    async def read(self) -> pb.SpeculateResponse:
+        message: pb.SpeculateResponse = await self.call.read()
         self.num_messages += 1
         for response in message.sessions:
             self.told.setdefault(response.number, []).append(response)
@@ -68,7 +68,7 @@ class Caller:
 @pytest.fixture
 async def caller(speculator: RunningSpeculator) -> AsyncIterator[Caller]:
     async with grpc.aio.insecure_channel(speculator.address) as channel:
-        call = speculator_pb2_grpc.SpeculatorServiceStub(channel).SpeculateMany()
+        call = speculator_pb2_grpc.SpeculatorServiceStub(channel).Speculate()
         yield Caller(call, speculator)
         call.cancel()
     assert await speculator.is_idle()

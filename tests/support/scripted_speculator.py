@@ -65,14 +65,14 @@ class ScriptedSpeculator(
             num_sessions=load.num_sessions, max_num_sessions=load.max_num_sessions, busy_percent=load.busy_percent
         )
 
-    async def Speculate(  # type: ignore[override]  # garbage is bytes
-        self, requests: AsyncIterator[pb.SpeculateRequest], context: Context
-    ) -> AsyncIterator[pb.SpeculateResponse | bytes]:
+    async def _session(
+        self, requests: AsyncIterator[pb.SessionRequest], context: Context
+    ) -> AsyncIterator[pb.SessionResponse | bytes]:
         self.num_streams += 1
         self.callers.add(context.peer())
         try:
             async for request in requests:
-                self.num_bytes_heard += on_shared_call(request)
+                self.num_bytes_heard += request.ByteSize()
                 match request.WhichOneof("event"):
                     case "open":
                         self.opened.append(request.open)
@@ -82,7 +82,7 @@ class ScriptedSpeculator(
                             await context.abort(self.refusal, "as the test wants it")
                         if not self.is_silent:
                             told = pb.SpeculateOpened(forward_us=self.forward_us, load=self.load)
-                            opened = pb.SpeculateResponse(opened=told)
+                            opened = pb.SessionResponse(opened=told)
                             yield b"\xff\xff\xff" if self.is_garbage else self._said(opened)
                     case "commit":
                         self.commits.append(request.commit)
@@ -90,32 +90,27 @@ class ScriptedSpeculator(
                         self.steerings.append(request.steering)
                 if not self.is_silent and not self.is_reading:
                     draft = pb.SpeculatorDraft(draft=types_pb2.Draft(base_len=1), load=self.load)
-                    yield self._said(pb.SpeculateResponse(draft=draft))
+                    yield self._said(pb.SessionResponse(draft=draft))
         finally:
             self.num_streams -= 1
 
-    async def SpeculateMany(  # type: ignore[override]  # garbage is bytes
-        self, requests: AsyncIterator[pb.SpeculateManyRequest], context: Context
-    ) -> AsyncIterator[pb.SpeculateManyResponse | bytes]:
-        async for response in shared(self.Speculate, requests, context):
+    async def Speculate(  # type: ignore[override]  # garbage is bytes
+        self, requests: AsyncIterator[pb.SpeculateRequest], context: Context
+    ) -> AsyncIterator[pb.SpeculateResponse | bytes]:
+        async for response in shared(self._session, requests, context):
             yield response
 
-    def _said(self, response: pb.SpeculateResponse) -> pb.SpeculateResponse:
-        self.num_bytes_said += on_shared_call(response)
+    def _said(self, response: pb.SessionResponse) -> pb.SessionResponse:
+        self.num_bytes_said += response.ByteSize() + 2  # with its number, below 128, which is not set yet
         return response
-
-
-def on_shared_call(message: pb.SpeculateRequest | pb.SpeculateResponse) -> int:
-    """Bytes of a message as the part of one that it came in or goes out in: with a number below 128 beside it."""
-    return message.ByteSize() + 2
 
 
 @asynccontextmanager
 async def serving(servicer: ScriptedSpeculator, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Its address, while it serves there."""
     handler = grpc.stream_stream_rpc_method_handler(
-        servicer.SpeculateMany,
-        request_deserializer=pb.SpeculateManyRequest.FromString,
+        servicer.Speculate,
+        request_deserializer=pb.SpeculateRequest.FromString,
         response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
     )
     info = grpc.unary_unary_rpc_method_handler(
@@ -124,7 +119,7 @@ async def serving(servicer: ScriptedSpeculator, address: str = "127.0.0.1:0") ->
         response_serializer=pb.SpeculatorServiceGetInfoResponse.SerializeToString,
     )
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"SpeculateMany": handler, "GetInfo": info}
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Speculate": handler, "GetInfo": info}
     handlers = grpc.method_handlers_generic_handler("outrider.v1.SpeculatorService", methods)
     server.add_generic_rpc_handlers((handlers,))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -13,8 +13,8 @@ from outrider.v1 import speculator_pb2 as pb
 WHOLE_CALL = (grpc.StatusCode.UNIMPLEMENTED,)
 """Statuses with which a test ends the call of all sessions, as a server without the method does."""
 
-Session = Callable[[AsyncIterator[pb.SpeculateRequest], Any], AsyncIterator[pb.SpeculateResponse | bytes]]
-"""A method as `Speculate` is: bytes stand for a whole message of the call."""
+Session = Callable[[AsyncIterator[pb.SessionRequest], Any], AsyncIterator[pb.SessionResponse | bytes]]
+"""Answers one session, whose number is set here; bytes stand for a whole message of the call."""
 
 
 class _Context:
@@ -40,15 +40,15 @@ class _Ended(Exception):
 
 
 async def shared(
-    speculate: Session, requests: AsyncIterator[pb.SpeculateManyRequest], context: Any
-) -> AsyncIterator[pb.SpeculateManyResponse | bytes]:
-    """Answers as `SpeculateMany` what `speculate` says of each session."""
-    said: asyncio.Queue[pb.SpeculateManyResponse | bytes | pb.SpeculateEnded | None] = asyncio.Queue()
-    heard: dict[int, asyncio.Queue[pb.SpeculateRequest | None]] = {}
+    speculate: Session, requests: AsyncIterator[pb.SpeculateRequest], context: Any
+) -> AsyncIterator[pb.SpeculateResponse | bytes]:
+    """Answers as `Speculate` what `speculate` says of each session."""
+    said: asyncio.Queue[pb.SpeculateResponse | bytes | pb.SpeculateEnded | None] = asyncio.Queue()
+    heard: dict[int, asyncio.Queue[pb.SessionRequest | None]] = {}
     tasks: list[asyncio.Task[None]] = []
 
     async def session(number: int) -> None:
-        async def requests_of_session() -> AsyncIterator[pb.SpeculateRequest]:
+        async def requests_of_session() -> AsyncIterator[pb.SessionRequest]:
             while (request := await heard[number].get()) is not None:
                 yield request
 
@@ -57,29 +57,21 @@ async def shared(
                 if isinstance(response, bytes):
                     said.put_nowait(response)
                     continue
-                answer = pb.SessionResponse(number=number)
-                event = response.WhichOneof("event")
-                assert event is not None
-                getattr(answer, event).CopyFrom(getattr(response, event))
-                said.put_nowait(pb.SpeculateManyResponse(sessions=[answer]))
+                response.number = number
+                said.put_nowait(pb.SpeculateResponse(sessions=[response]))
         except _Ended as error:
             if error.ended.code in [code.value[0] for code in WHOLE_CALL]:
                 said.put_nowait(error.ended)
             answer = pb.SessionResponse(number=number, ended=error.ended)
-            said.put_nowait(pb.SpeculateManyResponse(sessions=[answer]))
+            said.put_nowait(pb.SpeculateResponse(sessions=[answer]))
 
     async def read() -> None:
         async for message in requests:
             for request in message.sessions:
-                event = request.WhichOneof("event")
-                if event == "open":
+                if request.HasField("open"):
                     heard[request.number] = asyncio.Queue()
                     tasks.append(asyncio.create_task(session(request.number)))
-                if event == "close":
-                    heard[request.number].put_nowait(None)
-                    continue
-                assert event is not None
-                heard[request.number].put_nowait(pb.SpeculateRequest(**{event: getattr(request, event)}))
+                heard[request.number].put_nowait(None if request.HasField("close") else request)
         said.put_nowait(None)
 
     tasks.append(asyncio.create_task(read()))

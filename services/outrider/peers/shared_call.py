@@ -30,7 +30,7 @@ class Member(Protocol):
     traffic: Traffic
     """Bytes that were exchanged for it so far: those of its own messages, without the message around them."""
 
-    def say(self, number: int, message: speculator_pb2.SpeculateManyRequest) -> int:
+    def say(self, number: int, message: speculator_pb2.SpeculateRequest) -> int:
         """Adds what the session has to say now to a message; returns how many token ids that are.
 
         Args:
@@ -46,7 +46,7 @@ class Member(Protocol):
 
 
 class SharedCall:
-    """One `SpeculateMany` call and its sessions. Lives on the event loop, from construction to the end of its last
+    """One `Speculate` call and its sessions. Lives on the event loop, from construction to the end of its last
     session."""
 
     def __init__(self, state: PeerState) -> None:
@@ -96,7 +96,7 @@ class SharedCall:
     async def _run(self) -> None:
         end: BaseException | None = None
         try:
-            await self._attend(self._state.stub(speculator_pb2_grpc.SpeculatorServiceStub).SpeculateMany())
+            await self._attend(self._state.stub(speculator_pb2_grpc.SpeculatorServiceStub).Speculate())
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             end = error
         except asyncio.CancelledError as error:
@@ -108,7 +108,7 @@ class SharedCall:
             for member in members.values():
                 member.lose(end)
 
-    async def _attend(self, call: grpc.aio.StreamStreamCall[Any, speculator_pb2.SpeculateManyResponse]) -> None:
+    async def _attend(self, call: grpc.aio.StreamStreamCall[Any, speculator_pb2.SpeculateResponse]) -> None:
         writer = asyncio.create_task(write_all(call, self._messages()))
         try:
             async for message in call:
@@ -121,10 +121,10 @@ class SharedCall:
             # A call that is only forgotten stays open until the garbage collector finds it.
             call.cancel()
 
-    async def _messages(self) -> AsyncGenerator[speculator_pb2.SpeculateManyRequest, None]:
+    async def _messages(self) -> AsyncGenerator[speculator_pb2.SpeculateRequest, None]:
         while True:
             await self._wake.wait()
-            message, num_tokens = speculator_pb2.SpeculateManyRequest(), 0
+            message, num_tokens = speculator_pb2.SpeculateRequest(), 0
             for number in self._left:
                 message.sessions.add(number=number).close.SetInParent()
             self._left.clear()

@@ -440,7 +440,7 @@ class SpeculationStream(Reconnecting):
             breaker.trip(loss.reason)
         return 0.0
 
-    def say(self, number: int, message: speculator_pb2.SpeculateManyRequest) -> int:
+    def say(self, number: int, message: speculator_pb2.SpeculateRequest) -> int:
         """See `Member`."""
         if not self._num_sent:
             # A speculator that comes back has forgotten everything.
@@ -457,7 +457,7 @@ class SpeculationStream(Reconnecting):
         self._say_steering(number, message)
         return len(fresh)
 
-    def _say_steering(self, number: int, message: speculator_pb2.SpeculateManyRequest) -> None:
+    def _say_steering(self, number: int, message: speculator_pb2.SpeculateRequest) -> None:
         if self._unsent != Steering():
             steering, self._unsent = steering_to_proto(self._unsent), Steering()
             message.sessions.add(number=number, steering=steering)

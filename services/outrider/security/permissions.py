@@ -17,7 +17,6 @@ PERMISSIONS: dict[str, frozenset[Role] | None] = {
     "/outrider.v1.VerifierService/Detokenize": _GENERATE,
     "/outrider.v1.VerifierService/GetInfo": _VERIFIER_INFO,
     "/outrider.v1.SpeculatorService/Speculate": _DRAFT,
-    "/outrider.v1.SpeculatorService/SpeculateMany": _DRAFT,
     "/outrider.v1.SpeculatorService/GetInfo": _DRAFT,
     "/outrider.v1.DatastoreService/Lookup": _RETRIEVE,
     "/outrider.v1.DatastoreService/Record": _RETRIEVE,

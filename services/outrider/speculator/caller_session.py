@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ class Outbox:
     """Holds what the sessions of a call have for their caller. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._items: deque[tuple[int, Item]] = deque()
+        self._items: list[tuple[int, Item]] = []
         self._is_fresh, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self.num_sessions = 1
@@ -51,15 +50,12 @@ class Outbox:
         """Returns when little enough waits for the caller to read it."""
         await self._has_room.wait()
 
-    async def take(self, most: int | None = None) -> list[tuple[int, Item]]:
-        """Returns what there is when there is something: the first `most` of it, where None means all."""
+    async def take(self) -> list[tuple[int, Item]]:
+        """Returns all that there is, when there is something."""
         await self._is_fresh.wait()
-        items = [self._items.popleft() for _ in range(min(len(self._items), most or len(self._items)))]
-        if not self._items:
-            self._is_fresh.clear()
-        # Half, so that reading does not stop and go with every single draft.
-        if len(self._items) < HIGH_WATER * self.num_sessions // 2:
-            self._has_room.set()
+        items, self._items = self._items, []
+        self._is_fresh.clear()
+        self._has_room.set()
         return items
 
 
@@ -124,7 +120,7 @@ class CallerSession:
 
 
 class DraftingCall:
-    """Holds a call and its sessions: one, or as many as share it. Lives on the event loop."""
+    """Holds a call and the sessions that share it. Lives on the event loop."""
 
     def __init__(self, caller: str, connection: str) -> None:
         self.caller, self.connection = caller, connection

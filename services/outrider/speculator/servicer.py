@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,15 +23,7 @@ from outrider.speculator.metrics import read_drafts
 from outrider.speculator.openings import LIMITS, Openings
 from outrider.speculator.tracing import drafting_attributes
 from outrider.telemetry.metrics import Metrics, counters
-from outrider.telemetry.tracing import (
-    SERVER_ERRORS,
-    SPECULATE,
-    Span,
-    current_span,
-    message_span,
-    status_of,
-    traced_call,
-)
+from outrider.telemetry.tracing import SERVER_ERRORS, SPECULATE, message_span, status_of
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider.version import __version__
 from outrider.wire.convert import draft_to_proto, token_ids_from_proto
@@ -107,49 +99,21 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     async def Speculate(  # type: ignore[override]
         self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Context
     ) -> None:
-        """Drafts for one generation: commits and steering in, drafts out."""
-        with traced_call(SPECULATE, context), rpc_errors(context), self._call(context) as call:
-            requests = streams.opened(requests, self._stall_timeout_s)
-            first = await anext(aiter(requests), None)
-            if first is None or first.WhichOneof("event") != "open":
-                raise InvalidArgument("event", "must be open in the first message")
-            await self._open(call, ALL, first.open, nullcontext(current_span()))
-
-            async def read() -> None:
-                async for request in requests:
-                    self._take(call, ALL, request)
-                    await call.outbox.room()
-
-            async with call.reading(read()):
-                while True:
-                    [(_, item)] = await call.outbox.take(1)
-                    if item is None:
-                        return
-                    if isinstance(item, Exception):
-                        raise item
-                    response = speculator_pb2.SpeculateResponse()
-                    self._say(call.sessions[ALL], item, response)
-                    self._add_news(call, response)
-                    await streams.write(context, response, self._stall_timeout_s, "caller")
-
-    async def SpeculateMany(  # type: ignore[override]
-        self, requests: AsyncIterator[speculator_pb2.SpeculateManyRequest], context: Context
-    ) -> None:
-        """Drafts for many generations, with one message for all that have something to say."""
+        """Drafts for the generations of one caller, with one message for all that have something to say."""
         with rpc_errors(context), self._call(context) as call:
 
             async def read() -> None:
                 async for message in streams.opened(requests, self._stall_timeout_s):
                     for request in message.sessions:
-                        await self._take_of_many(call, request)
+                        await self._take(call, request)
                     await call.outbox.room()
 
             async with call.reading(read()):
                 while True:
-                    message = speculator_pb2.SpeculateManyResponse()
+                    message = speculator_pb2.SpeculateResponse()
                     for number, item in await call.outbox.take():
                         if number != ALL:
-                            self._say_of_many(call, number, item, message)
+                            self._say(call, number, item, message)
                         elif isinstance(item, Exception):
                             raise item
                         else:
@@ -173,17 +137,18 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             for number in list(call.sessions):
                 self._close(call, number)
 
-    async def _open(
-        self,
-        call: DraftingCall,
-        number: int,
-        opening: speculator_pb2.SpeculateOpen,
-        span: AbstractContextManager[Span],
-    ) -> None:
-        """Begins a session, and has its caller told. Raises RpcError or InvalidParameter if it cannot be."""
+    async def _open(self, call: DraftingCall, number: int, opening: speculator_pb2.SpeculateOpen) -> None:
+        """Begins a session, and has its caller told: of its refusal, too. Then takes the requests that it has held."""
+        with call.ending(number):
+            await self._begin(call, number, opening)
+        for held in call.held.pop(number, ()):
+            await self._take(call, held)
+
+    async def _begin(self, call: DraftingCall, number: int, opening: speculator_pb2.SpeculateOpen) -> None:
+        """Begins a session. Raises RpcError or InvalidParameter if it cannot be."""
         _, engine, openings = self._loaded()
         with ExitStack() as exits:
-            recorded = exits.enter_context(span)
+            recorded = exits.enter_context(message_span(SPECULATE, opening.traceparent))
             spec = openings.spec(opening, engine.forward_us)
             try:
                 exits.enter_context(self._quotas.session(call.caller, num_read_tokens=len(spec.committed_token_ids)))
@@ -244,7 +209,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
 
     # What comes in.
 
-    async def _take_of_many(self, call: DraftingCall, request: speculator_pb2.SessionRequest) -> None:
+    async def _take(self, call: DraftingCall, request: speculator_pb2.SessionRequest) -> None:
         number, event = request.number, request.WhichOneof("event")
         if number in call.held:
             call.held[number].append(request)
@@ -252,31 +217,20 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             check(number != ALL, "sessions.number", ">= 1", number)
             check(number not in call.sessions, "sessions.number", "that of no open session of this stream", number)
             if request.open.HasField("structured_outputs"):
-                call.open_beside(number, self._open_of_many(call, number, request.open))
+                call.open_beside(number, self._open(call, number, request.open))
             else:
-                await self._open_of_many(call, number, request.open)
+                await self._open(call, number, request.open)
         elif number in call.sessions:
             if event == "close":
                 self._close(call, number)
             else:
                 with call.ending(number):
-                    self._take(call, number, request)
+                    self._tell_engine(call, request)
 
-    async def _open_of_many(self, call: DraftingCall, number: int, opening: speculator_pb2.SpeculateOpen) -> None:
-        with call.ending(number):
-            await self._open(call, number, opening, message_span(SPECULATE, opening.traceparent))
-        for held in call.held.pop(number, ()):
-            await self._take_of_many(call, held)
-
-    def _take(
-        self,
-        call: DraftingCall,
-        number: int,
-        request: speculator_pb2.SpeculateRequest | speculator_pb2.SessionRequest,
-    ) -> None:
+    def _tell_engine(self, call: DraftingCall, request: speculator_pb2.SessionRequest) -> None:
         """Takes in a commit or a steering. Raises RpcError or InvalidParameter for one that is wrong."""
         assert self._serving is not None
-        session, model, engine = call.sessions[number], self._serving.model, self._serving.engine
+        session, model, engine = call.sessions[request.number], self._serving.model, self._serving.engine
         match request.WhichOneof("event"):
             case "commit":
                 token_ids = token_ids_from_proto(request.commit.token_ids, model.vocab_size, "commit.token_ids")
@@ -287,13 +241,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             case "steering":
                 engine.steer(session.session_id, steering_from_proto(request.steering, session.opened, LIMITS))
             case _:
-                raise InvalidArgument("event", "must be commit or steering after the first message")
+                raise InvalidArgument("sessions.event", "must be commit, steering or close while the session goes on")
 
     # What goes out.
 
-    def _say_of_many(
-        self, call: DraftingCall, number: int, item: Item, message: speculator_pb2.SpeculateManyResponse
-    ) -> None:
+    def _say(self, call: DraftingCall, number: int, item: Item, message: speculator_pb2.SpeculateResponse) -> None:
+        """Adds what a session has to tell to a message: its opening, a draft or its end."""
         session = call.sessions.get(number)
         if isinstance(item, RpcError):
             message.sessions.add(number=number, ended=ended_to_proto(item))
@@ -301,28 +254,18 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                 status = status_of(item)
                 session.span.end(status, is_error=status in SERVER_ERRORS)
                 self._close(call, number)
-        elif session is not None:  # its caller has not closed it since
-            self._say(session, item, message.sessions.add(number=number))
-
-    def _say(
-        self,
-        session: CallerSession,
-        item: Item,
-        response: speculator_pb2.SpeculateResponse | speculator_pb2.SessionResponse,
-    ) -> None:
-        """Writes an opening or a draft to a response."""
-        if isinstance(item, Draft):
+        elif session is None:
+            return  # its caller has closed it since
+        elif isinstance(item, Draft):
             session.num_drafts += 1
             session.num_nodes += len(item.token_ids)
-            drafted = response.draft
+            drafted = message.sessions.add(number=number).draft
             drafted.draft.CopyFrom(draft_to_proto(item))
             drafted.forward_us, drafted.retrieval_us = item.forward_us, item.retrieval_us
         elif isinstance(item, speculator_pb2.SpeculateOpened):
-            response.opened.CopyFrom(item)
+            message.sessions.add(number=number, opened=item)
 
-    def _add_news(
-        self, call: DraftingCall, response: speculator_pb2.SpeculateResponse | speculator_pb2.SessionResponse
-    ) -> None:
+    def _add_news(self, call: DraftingCall, response: speculator_pb2.SessionResponse) -> None:
         """Adds to a draft what the server has to do, if that is news to the caller."""
         if self._serving is not None and call.sessions and response.WhichOneof("event") == "draft":
             news = self._reports.news(call.connection, self._load(self._serving.engine))

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/speculator.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"\x99\x01\n\x10SpeculateRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SpeculateOpenH\x00\x12%\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x13.outrider.v1.CommitH\x00\x12)\n\x08steering\x18\x03 \x01(\x0b\x32\x15.outrider.v1.SteeringH\x00\x42\x07\n\x05\x65vent\"\xe8\x02\n\rSpeculateOpen\x12)\n\thandshake\x18\x01 \x01(\x0b\x32\x16.outrider.v1.Handshake\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x1b\n\x13\x63ommitted_token_ids\x18\x03 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\x05\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x16\n\x0emax_forward_us\x18\x07 \x01(\r\x12\x13\n\x0bprefix_salt\x18\x08 \x01(\t\x12:\n\x12structured_outputs\x18\t \x01(\x0b\x32\x1e.outrider.v1.StructuredOutputs\x12\x13\n\x0btraceparent\x18\n \x01(\t\"{\n\x11SpeculateResponse\x12.\n\x06opened\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.SpeculateOpenedH\x00\x12-\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.SpeculatorDraftH\x00\x42\x07\n\x05\x65vent\"w\n\x0fSpeculateOpened\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x12\n\nforward_us\x18\x02 \x01(\r\x12)\n\x04load\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.SpeculatorLoad\"V\n\x0eSpeculatorLoad\x12\x14\n\x0cnum_sessions\x18\x01 \x01(\r\x12\x18\n\x10max_num_sessions\x18\x02 \x01(\r\x12\x14\n\x0c\x62usy_percent\x18\x03 \x01(\r\"\x89\x01\n\x0fSpeculatorDraft\x12!\n\x05\x64raft\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Draft\x12\x12\n\nforward_us\x18\x02 \x01(\r\x12\x14\n\x0cretrieval_us\x18\x03 \x01(\r\x12)\n\x04load\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SpeculatorLoad\"E\n\x14SpeculateManyRequest\x12-\n\x08sessions\x18\x01 \x03(\x0b\x32\x1b.outrider.v1.SessionRequest\"\xd5\x01\n\x0eSessionRequest\x12\x0e\n\x06number\x18\x01 \x01(\r\x12*\n\x04open\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SpeculateOpenH\x00\x12%\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x13.outrider.v1.CommitH\x00\x12)\n\x08steering\x18\x04 \x01(\x0b\x32\x15.outrider.v1.SteeringH\x00\x12,\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SpeculateCloseH\x00\x42\x07\n\x05\x65vent\"\x10\n\x0eSpeculateClose\"G\n\x15SpeculateManyResponse\x12.\n\x08sessions\x18\x01 \x03(\x0b\x32\x1c.outrider.v1.SessionResponse\"\xb7\x01\n\x0fSessionResponse\x12\x0e\n\x06number\x18\x01 \x01(\r\x12.\n\x06opened\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.SpeculateOpenedH\x00\x12-\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x1c.outrider.v1.SpeculatorDraftH\x00\x12,\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SpeculateEndedH\x00\x42\x07\n\x05\x65vent\"?\n\x0eSpeculateEnded\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\x0c\"!\n\x1fSpeculatorServiceGetInfoRequest\"\xc6\x01\n SpeculatorServiceGetInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12$\n\x07methods\x18\x02 \x03(\x0e\x32\x13.outrider.v1.Method\x12\x18\n\x10max_num_sessions\x18\x03 \x01(\x05\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\x05\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x14\n\x0c\x62usy_percent\x18\x06 \x01(\r2\xa7\x02\n\x11SpeculatorService\x12N\n\tSpeculate\x12\x1d.outrider.v1.SpeculateRequest\x1a\x1e.outrider.v1.SpeculateResponse(\x01\x30\x01\x12Z\n\rSpeculateMany\x12!.outrider.v1.SpeculateManyRequest\x1a\".outrider.v1.SpeculateManyResponse(\x01\x30\x01\x12\x66\n\x07GetInfo\x12,.outrider.v1.SpeculatorServiceGetInfoRequest\x1a-.outrider.v1.SpeculatorServiceGetInfoResponseBX\n\x0boutrider.v1P\x01Z\x16outrider/v1;outriderv1\xa2\x02\x03ORD\xaa\x02\x0bOutrider.V1\xca\x02\x0bOutrider\\V1\xea\x02\x0cOutrider::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/speculator.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"A\n\x10SpeculateRequest\x12-\n\x08sessions\x18\x01 \x03(\x0b\x32\x1b.outrider.v1.SessionRequest\"\xd5\x01\n\x0eSessionRequest\x12\x0e\n\x06number\x18\x01 \x01(\r\x12*\n\x04open\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SpeculateOpenH\x00\x12%\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x13.outrider.v1.CommitH\x00\x12)\n\x08steering\x18\x04 \x01(\x0b\x32\x15.outrider.v1.SteeringH\x00\x12,\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SpeculateCloseH\x00\x42\x07\n\x05\x65vent\"\xe8\x02\n\rSpeculateOpen\x12)\n\thandshake\x18\x01 \x01(\x0b\x32\x16.outrider.v1.Handshake\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x1b\n\x13\x63ommitted_token_ids\x18\x03 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\x05\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x16\n\x0emax_forward_us\x18\x07 \x01(\r\x12\x13\n\x0bprefix_salt\x18\x08 \x01(\t\x12:\n\x12structured_outputs\x18\t \x01(\x0b\x32\x1e.outrider.v1.StructuredOutputs\x12\x13\n\x0btraceparent\x18\n \x01(\t\"\x10\n\x0eSpeculateClose\"C\n\x11SpeculateResponse\x12.\n\x08sessions\x18\x01 \x03(\x0b\x32\x1c.outrider.v1.SessionResponse\"\xb7\x01\n\x0fSessionResponse\x12\x0e\n\x06number\x18\x01 \x01(\r\x12.\n\x06opened\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.SpeculateOpenedH\x00\x12-\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x1c.outrider.v1.SpeculatorDraftH\x00\x12,\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SpeculateEndedH\x00\x42\x07\n\x05\x65vent\"w\n\x0fSpeculateOpened\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x12\n\nforward_us\x18\x02 \x01(\r\x12)\n\x04load\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.SpeculatorLoad\"V\n\x0eSpeculatorLoad\x12\x14\n\x0cnum_sessions\x18\x01 \x01(\r\x12\x18\n\x10max_num_sessions\x18\x02 \x01(\r\x12\x14\n\x0c\x62usy_percent\x18\x03 \x01(\r\"\x89\x01\n\x0fSpeculatorDraft\x12!\n\x05\x64raft\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Draft\x12\x12\n\nforward_us\x18\x02 \x01(\r\x12\x14\n\x0cretrieval_us\x18\x03 \x01(\r\x12)\n\x04load\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SpeculatorLoad\"?\n\x0eSpeculateEnded\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\x0c\"!\n\x1fSpeculatorServiceGetInfoRequest\"\xc6\x01\n SpeculatorServiceGetInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12$\n\x07methods\x18\x02 \x03(\x0e\x32\x13.outrider.v1.Method\x12\x18\n\x10max_num_sessions\x18\x03 \x01(\x05\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\x05\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x14\n\x0c\x62usy_percent\x18\x06 \x01(\r2\xcb\x01\n\x11SpeculatorService\x12N\n\tSpeculate\x12\x1d.outrider.v1.SpeculateRequest\x1a\x1e.outrider.v1.SpeculateResponse(\x01\x30\x01\x12\x66\n\x07GetInfo\x12,.outrider.v1.SpeculatorServiceGetInfoRequest\x1a-.outrider.v1.SpeculatorServiceGetInfoResponseBX\n\x0boutrider.v1P\x01Z\x16outrider/v1;outriderv1\xa2\x02\x03ORD\xaa\x02\x0bOutrider.V1\xca\x02\x0bOutrider\\V1\xea\x02\x0cOutrider::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +33,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.speculator_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\013outrider.v1P\001Z\026outrider/v1;outriderv1\242\002\003ORD\252\002\013Outrider.V1\312\002\013Outrider\\V1\352\002\014Outrider::V1'
-  _globals['_SPECULATEREQUEST']._serialized_start=71
-  _globals['_SPECULATEREQUEST']._serialized_end=224
-  _globals['_SPECULATEOPEN']._serialized_start=227
-  _globals['_SPECULATEOPEN']._serialized_end=587
-  _globals['_SPECULATERESPONSE']._serialized_start=589
-  _globals['_SPECULATERESPONSE']._serialized_end=712
-  _globals['_SPECULATEOPENED']._serialized_start=714
-  _globals['_SPECULATEOPENED']._serialized_end=833
-  _globals['_SPECULATORLOAD']._serialized_start=835
-  _globals['_SPECULATORLOAD']._serialized_end=921
-  _globals['_SPECULATORDRAFT']._serialized_start=924
-  _globals['_SPECULATORDRAFT']._serialized_end=1061
-  _globals['_SPECULATEMANYREQUEST']._serialized_start=1063
-  _globals['_SPECULATEMANYREQUEST']._serialized_end=1132
-  _globals['_SESSIONREQUEST']._serialized_start=1135
-  _globals['_SESSIONREQUEST']._serialized_end=1348
-  _globals['_SPECULATECLOSE']._serialized_start=1350
-  _globals['_SPECULATECLOSE']._serialized_end=1366
-  _globals['_SPECULATEMANYRESPONSE']._serialized_start=1368
-  _globals['_SPECULATEMANYRESPONSE']._serialized_end=1439
-  _globals['_SESSIONRESPONSE']._serialized_start=1442
-  _globals['_SESSIONRESPONSE']._serialized_end=1625
-  _globals['_SPECULATEENDED']._serialized_start=1627
-  _globals['_SPECULATEENDED']._serialized_end=1690
-  _globals['_SPECULATORSERVICEGETINFOREQUEST']._serialized_start=1692
-  _globals['_SPECULATORSERVICEGETINFOREQUEST']._serialized_end=1725
-  _globals['_SPECULATORSERVICEGETINFORESPONSE']._serialized_start=1728
-  _globals['_SPECULATORSERVICEGETINFORESPONSE']._serialized_end=1926
-  _globals['_SPECULATORSERVICE']._serialized_start=1929
-  _globals['_SPECULATORSERVICE']._serialized_end=2224
+  _globals['_SPECULATEREQUEST']._serialized_start=70
+  _globals['_SPECULATEREQUEST']._serialized_end=135
+  _globals['_SESSIONREQUEST']._serialized_start=138
+  _globals['_SESSIONREQUEST']._serialized_end=351
+  _globals['_SPECULATEOPEN']._serialized_start=354
+  _globals['_SPECULATEOPEN']._serialized_end=714
+  _globals['_SPECULATECLOSE']._serialized_start=716
+  _globals['_SPECULATECLOSE']._serialized_end=732
+  _globals['_SPECULATERESPONSE']._serialized_start=734
+  _globals['_SPECULATERESPONSE']._serialized_end=801
+  _globals['_SESSIONRESPONSE']._serialized_start=804
+  _globals['_SESSIONRESPONSE']._serialized_end=987
+  _globals['_SPECULATEOPENED']._serialized_start=989
+  _globals['_SPECULATEOPENED']._serialized_end=1108
+  _globals['_SPECULATORLOAD']._serialized_start=1110
+  _globals['_SPECULATORLOAD']._serialized_end=1196
+  _globals['_SPECULATORDRAFT']._serialized_start=1199
+  _globals['_SPECULATORDRAFT']._serialized_end=1336
+  _globals['_SPECULATEENDED']._serialized_start=1338
+  _globals['_SPECULATEENDED']._serialized_end=1401
+  _globals['_SPECULATORSERVICEGETINFOREQUEST']._serialized_start=1403
+  _globals['_SPECULATORSERVICEGETINFOREQUEST']._serialized_end=1436
+  _globals['_SPECULATORSERVICEGETINFORESPONSE']._serialized_start=1439
+  _globals['_SPECULATORSERVICEGETINFORESPONSE']._serialized_end=1637
+  _globals['_SPECULATORSERVICE']._serialized_start=1640
+  _globals['_SPECULATORSERVICE']._serialized_end=1843
 # @@protoc_insertion_point(module_scope)

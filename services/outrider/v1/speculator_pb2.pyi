@@ -8,14 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SpeculateRequest(_message.Message):
-    __slots__ = ("open", "commit", "steering")
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionRequest]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ("number", "open", "commit", "steering", "close")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     STEERING_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    number: int
     open: SpeculateOpen
     commit: _types_pb2.Commit
     steering: _types_pb2.Steering
-    def __init__(self, open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ...) -> None: ...
+    close: SpeculateClose
+    def __init__(self, number: _Optional[int] = ..., open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ..., close: _Optional[_Union[SpeculateClose, _Mapping]] = ...) -> None: ...
 
 class SpeculateOpen(_message.Message):
     __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation", "max_forward_us", "prefix_salt", "structured_outputs", "traceparent")
@@ -41,13 +51,27 @@ class SpeculateOpen(_message.Message):
     traceparent: str
     def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., max_forward_us: _Optional[int] = ..., prefix_salt: _Optional[str] = ..., structured_outputs: _Optional[_Union[_types_pb2.StructuredOutputs, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
+class SpeculateClose(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SpeculateResponse(_message.Message):
-    __slots__ = ("opened", "draft")
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionResponse]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("number", "opened", "draft", "ended")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    number: int
     opened: SpeculateOpened
     draft: SpeculatorDraft
-    def __init__(self, opened: _Optional[_Union[SpeculateOpened, _Mapping]] = ..., draft: _Optional[_Union[SpeculatorDraft, _Mapping]] = ...) -> None: ...
+    ended: SpeculateEnded
+    def __init__(self, number: _Optional[int] = ..., opened: _Optional[_Union[SpeculateOpened, _Mapping]] = ..., draft: _Optional[_Union[SpeculatorDraft, _Mapping]] = ..., ended: _Optional[_Union[SpeculateEnded, _Mapping]] = ...) -> None: ...
 
 class SpeculateOpened(_message.Message):
     __slots__ = ("model", "forward_us", "load")
@@ -80,48 +104,6 @@ class SpeculatorDraft(_message.Message):
     retrieval_us: int
     load: SpeculatorLoad
     def __init__(self, draft: _Optional[_Union[_types_pb2.Draft, _Mapping]] = ..., forward_us: _Optional[int] = ..., retrieval_us: _Optional[int] = ..., load: _Optional[_Union[SpeculatorLoad, _Mapping]] = ...) -> None: ...
-
-class SpeculateManyRequest(_message.Message):
-    __slots__ = ("sessions",)
-    SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    sessions: _containers.RepeatedCompositeFieldContainer[SessionRequest]
-    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
-
-class SessionRequest(_message.Message):
-    __slots__ = ("number", "open", "commit", "steering", "close")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_FIELD_NUMBER: _ClassVar[int]
-    STEERING_FIELD_NUMBER: _ClassVar[int]
-    CLOSE_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    open: SpeculateOpen
-    commit: _types_pb2.Commit
-    steering: _types_pb2.Steering
-    close: SpeculateClose
-    def __init__(self, number: _Optional[int] = ..., open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ..., close: _Optional[_Union[SpeculateClose, _Mapping]] = ...) -> None: ...
-
-class SpeculateClose(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class SpeculateManyResponse(_message.Message):
-    __slots__ = ("sessions",)
-    SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    sessions: _containers.RepeatedCompositeFieldContainer[SessionResponse]
-    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
-
-class SessionResponse(_message.Message):
-    __slots__ = ("number", "opened", "draft", "ended")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    OPENED_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    opened: SpeculateOpened
-    draft: SpeculatorDraft
-    ended: SpeculateEnded
-    def __init__(self, number: _Optional[int] = ..., opened: _Optional[_Union[SpeculateOpened, _Mapping]] = ..., draft: _Optional[_Union[SpeculatorDraft, _Mapping]] = ..., ended: _Optional[_Union[SpeculateEnded, _Mapping]] = ...) -> None: ...
 
 class SpeculateEnded(_message.Message):
     __slots__ = ("code", "message", "status")

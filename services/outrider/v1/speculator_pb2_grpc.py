@@ -28,15 +28,14 @@ if _version_not_supported:
 class SpeculatorServiceStub:
     """Serves drafts to verifiers. The caller owns the committed tokens; the speculator only proposes.
 
-    One Speculate stream is one generation. Example flow:
+    A caller's generations share a Speculate stream: what is ready for several of them goes in one message. Example flow of one of them:
     1. verifier   -> SpeculateOpen {handshake, committed tokens, sampling, speculation}
     2. speculator -> SpeculateOpened
     3. speculator -> SpeculatorDraft {base_len: 120, nodes}      and, if the method says so, keeps growing without waiting
     4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
     5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
-    Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
-
-    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
+    6. verifier   -> SpeculateClose
+    After a lost stream, open each generation on another one with all its committed tokens, and go on.
     """
 
     def __init__(self, channel):
@@ -50,11 +49,6 @@ class SpeculatorServiceStub:
                 request_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculateRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculateResponse.FromString,
                 _registered_method=True)
-        self.SpeculateMany = channel.stream_stream(
-                '/outrider.v1.SpeculatorService/SpeculateMany',
-                request_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculateManyRequest.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculateManyResponse.FromString,
-                _registered_method=True)
         self.GetInfo = channel.unary_unary(
                 '/outrider.v1.SpeculatorService/GetInfo',
                 request_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculatorServiceGetInfoRequest.SerializeToString,
@@ -65,42 +59,30 @@ class SpeculatorServiceStub:
 class SpeculatorServiceServicer:
     """Serves drafts to verifiers. The caller owns the committed tokens; the speculator only proposes.
 
-    One Speculate stream is one generation. Example flow:
+    A caller's generations share a Speculate stream: what is ready for several of them goes in one message. Example flow of one of them:
     1. verifier   -> SpeculateOpen {handshake, committed tokens, sampling, speculation}
     2. speculator -> SpeculateOpened
     3. speculator -> SpeculatorDraft {base_len: 120, nodes}      and, if the method says so, keeps growing without waiting
     4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
     5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
-    Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
-
-    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
+    6. verifier   -> SpeculateClose
+    After a lost stream, open each generation on another one with all its committed tokens, and go on.
     """
 
     def Speculate(self, request_iterator, context):
-        """Drafts for one generation.
-
-        Errors:
-        * `INVALID_ARGUMENT`: the first message is not `open`, a later one is, a field is outside its range, a token id is outside the
-        vocabulary, or a commit contradicts an earlier one. The message names the field and the rule.
+        """Drafts for generations of one caller, which share the stream: one or many. Each of them ends by itself: by `close`, or by `ended`, with
+        one of these statuses:
+        * `INVALID_ARGUMENT`: a field is outside its range, a token id is outside the vocabulary, or a commit contradicts an earlier one. The
+        message names the field and the rule.
         * `OUT_OF_RANGE`: a commit leaves a gap, or the context is longer than the draft model's.
         * `FAILED_PRECONDITION`: protocol version or tokenizer do not fit; the message names both.
         * `RESOURCE_EXHAUSTED`: too many sessions. Ask another speculator, or decode without drafts (the text is the same) and try again later.
-        * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
-        * `UNAVAILABLE`: loading or draining.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+        * `UNAVAILABLE`: the speculator has lost the session.
 
-    def SpeculateMany(self, request_iterator, context):
-        """Drafts for many generations of one caller, which share a stream. Each of them goes as if it had a stream of its own, and ends by
-        itself: by `close`, or by `ended`, whose status is the one that `Speculate` would have ended with. The status of the stream is the
-        end of all of them.
-
-        Errors:
-        * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on.
-        * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
+        The end of the stream is the end of all of them. Half-closing or cancelling it ends them in order. Its errors:
+        * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on, or bytes are no message.
+        * `DEADLINE_EXCEEDED`: the caller has said nothing at first, or has read nothing, for the server's stall timeout.
         * `UNAVAILABLE`: loading or draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -122,11 +104,6 @@ def add_SpeculatorServiceServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculateRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculateResponse.SerializeToString,
             ),
-            'SpeculateMany': grpc.stream_stream_rpc_method_handler(
-                    servicer.SpeculateMany,
-                    request_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculateManyRequest.FromString,
-                    response_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculateManyResponse.SerializeToString,
-            ),
             'GetInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetInfo,
                     request_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculatorServiceGetInfoRequest.FromString,
@@ -143,15 +120,14 @@ def add_SpeculatorServiceServicer_to_server(servicer, server):
 class SpeculatorService:
     """Serves drafts to verifiers. The caller owns the committed tokens; the speculator only proposes.
 
-    One Speculate stream is one generation. Example flow:
+    A caller's generations share a Speculate stream: what is ready for several of them goes in one message. Example flow of one of them:
     1. verifier   -> SpeculateOpen {handshake, committed tokens, sampling, speculation}
     2. speculator -> SpeculateOpened
     3. speculator -> SpeculatorDraft {base_len: 120, nodes}      and, if the method says so, keeps growing without waiting
     4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
     5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
-    Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
-
-    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
+    6. verifier   -> SpeculateClose
+    After a lost stream, open each generation on another one with all its committed tokens, and go on.
     """
 
     @staticmethod
@@ -171,33 +147,6 @@ class SpeculatorService:
             '/outrider.v1.SpeculatorService/Speculate',
             outrider_dot_v1_dot_speculator__pb2.SpeculateRequest.SerializeToString,
             outrider_dot_v1_dot_speculator__pb2.SpeculateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SpeculateMany(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/outrider.v1.SpeculatorService/SpeculateMany',
-            outrider_dot_v1_dot_speculator__pb2.SpeculateManyRequest.SerializeToString,
-            outrider_dot_v1_dot_speculator__pb2.SpeculateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,15 +29,14 @@ GRPC_VERSION: str
 class SpeculatorServiceStub:
     """Serves drafts to verifiers. The caller owns the committed tokens; the speculator only proposes.
 
-    One Speculate stream is one generation. Example flow:
+    A caller's generations share a Speculate stream: what is ready for several of them goes in one message. Example flow of one of them:
       1. verifier   -> SpeculateOpen {handshake, committed tokens, sampling, speculation}
       2. speculator -> SpeculateOpened
       3. speculator -> SpeculatorDraft {base_len: 120, nodes}      and, if the method says so, keeps growing without waiting
       4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
       5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
-    Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
-
-    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
+      6. verifier   -> SpeculateClose
+    After a lost stream, open each generation on another one with all its committed tokens, and go on.
     """
 
     @_typing.overload
@@ -45,26 +44,19 @@ class SpeculatorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SpeculatorServiceAsyncStub: ...
     Speculate: _grpc.StreamStreamMultiCallable[_speculator_pb2.SpeculateRequest, _speculator_pb2.SpeculateResponse]
-    """Drafts for one generation.
-
-    Errors:
-    * `INVALID_ARGUMENT`: the first message is not `open`, a later one is, a field is outside its range, a token id is outside the
-      vocabulary, or a commit contradicts an earlier one. The message names the field and the rule.
+    """Drafts for generations of one caller, which share the stream: one or many. Each of them ends by itself: by `close`, or by `ended`, with
+    one of these statuses:
+    * `INVALID_ARGUMENT`: a field is outside its range, a token id is outside the vocabulary, or a commit contradicts an earlier one. The
+      message names the field and the rule.
     * `OUT_OF_RANGE`: a commit leaves a gap, or the context is longer than the draft model's.
     * `FAILED_PRECONDITION`: protocol version or tokenizer do not fit; the message names both.
     * `RESOURCE_EXHAUSTED`: too many sessions. Ask another speculator, or decode without drafts (the text is the same) and try again later.
-    * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
     * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
-    * `UNAVAILABLE`: loading or draining.
-    """
-    SpeculateMany: _grpc.StreamStreamMultiCallable[_speculator_pb2.SpeculateManyRequest, _speculator_pb2.SpeculateManyResponse]
-    """Drafts for many generations of one caller, which share a stream. Each of them goes as if it had a stream of its own, and ends by
-    itself: by `close`, or by `ended`, whose status is the one that `Speculate` would have ended with. The status of the stream is the
-    end of all of them.
+    * `UNAVAILABLE`: the speculator has lost the session.
 
-    Errors:
-    * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on.
-    * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
+    The end of the stream is the end of all of them. Half-closing or cancelling it ends them in order. Its errors:
+    * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on, or bytes are no message.
+    * `DEADLINE_EXCEEDED`: the caller has said nothing at first, or has read nothing, for the server's stall timeout.
     * `UNAVAILABLE`: loading or draining.
     """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_speculator_pb2.SpeculatorServiceGetInfoRequest, _speculator_pb2.SpeculatorServiceGetInfoResponse]
@@ -74,39 +66,31 @@ class SpeculatorServiceStub:
 class SpeculatorServiceAsyncStub(SpeculatorServiceStub):
     """Serves drafts to verifiers. The caller owns the committed tokens; the speculator only proposes.
 
-    One Speculate stream is one generation. Example flow:
+    A caller's generations share a Speculate stream: what is ready for several of them goes in one message. Example flow of one of them:
       1. verifier   -> SpeculateOpen {handshake, committed tokens, sampling, speculation}
       2. speculator -> SpeculateOpened
       3. speculator -> SpeculatorDraft {base_len: 120, nodes}      and, if the method says so, keeps growing without waiting
       4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
       5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
-    Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
-
-    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
+      6. verifier   -> SpeculateClose
+    After a lost stream, open each generation on another one with all its committed tokens, and go on.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Speculate: _aio.StreamStreamMultiCallable[_speculator_pb2.SpeculateRequest, _speculator_pb2.SpeculateResponse]  # type: ignore[assignment]
-    """Drafts for one generation.
-
-    Errors:
-    * `INVALID_ARGUMENT`: the first message is not `open`, a later one is, a field is outside its range, a token id is outside the
-      vocabulary, or a commit contradicts an earlier one. The message names the field and the rule.
+    """Drafts for generations of one caller, which share the stream: one or many. Each of them ends by itself: by `close`, or by `ended`, with
+    one of these statuses:
+    * `INVALID_ARGUMENT`: a field is outside its range, a token id is outside the vocabulary, or a commit contradicts an earlier one. The
+      message names the field and the rule.
     * `OUT_OF_RANGE`: a commit leaves a gap, or the context is longer than the draft model's.
     * `FAILED_PRECONDITION`: protocol version or tokenizer do not fit; the message names both.
     * `RESOURCE_EXHAUSTED`: too many sessions. Ask another speculator, or decode without drafts (the text is the same) and try again later.
-    * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
     * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
-    * `UNAVAILABLE`: loading or draining.
-    """
-    SpeculateMany: _aio.StreamStreamMultiCallable[_speculator_pb2.SpeculateManyRequest, _speculator_pb2.SpeculateManyResponse]  # type: ignore[assignment]
-    """Drafts for many generations of one caller, which share a stream. Each of them goes as if it had a stream of its own, and ends by
-    itself: by `close`, or by `ended`, whose status is the one that `Speculate` would have ended with. The status of the stream is the
-    end of all of them.
+    * `UNAVAILABLE`: the speculator has lost the session.
 
-    Errors:
-    * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on.
-    * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
+    The end of the stream is the end of all of them. Half-closing or cancelling it ends them in order. Its errors:
+    * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on, or bytes are no message.
+    * `DEADLINE_EXCEEDED`: the caller has said nothing at first, or has read nothing, for the server's stall timeout.
     * `UNAVAILABLE`: loading or draining.
     """
     GetInfo: _aio.UnaryUnaryMultiCallable[_speculator_pb2.SpeculatorServiceGetInfoRequest, _speculator_pb2.SpeculatorServiceGetInfoResponse]  # type: ignore[assignment]
@@ -115,15 +99,14 @@ class SpeculatorServiceAsyncStub(SpeculatorServiceStub):
 class SpeculatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Serves drafts to verifiers. The caller owns the committed tokens; the speculator only proposes.
 
-    One Speculate stream is one generation. Example flow:
+    A caller's generations share a Speculate stream: what is ready for several of them goes in one message. Example flow of one of them:
       1. verifier   -> SpeculateOpen {handshake, committed tokens, sampling, speculation}
       2. speculator -> SpeculateOpened
       3. speculator -> SpeculatorDraft {base_len: 120, nodes}      and, if the method says so, keeps growing without waiting
       4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
       5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
-    Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
-
-    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
+      6. verifier   -> SpeculateClose
+    After a lost stream, open each generation on another one with all its committed tokens, and go on.
     """
 
     @_abc_1.abstractmethod
@@ -132,32 +115,19 @@ class SpeculatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_speculator_pb2.SpeculateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_speculator_pb2.SpeculateResponse], _abc.AsyncIterator[_speculator_pb2.SpeculateResponse]]:
-        """Drafts for one generation.
-
-        Errors:
-        * `INVALID_ARGUMENT`: the first message is not `open`, a later one is, a field is outside its range, a token id is outside the
-          vocabulary, or a commit contradicts an earlier one. The message names the field and the rule.
+        """Drafts for generations of one caller, which share the stream: one or many. Each of them ends by itself: by `close`, or by `ended`, with
+        one of these statuses:
+        * `INVALID_ARGUMENT`: a field is outside its range, a token id is outside the vocabulary, or a commit contradicts an earlier one. The
+          message names the field and the rule.
         * `OUT_OF_RANGE`: a commit leaves a gap, or the context is longer than the draft model's.
         * `FAILED_PRECONDITION`: protocol version or tokenizer do not fit; the message names both.
         * `RESOURCE_EXHAUSTED`: too many sessions. Ask another speculator, or decode without drafts (the text is the same) and try again later.
-        * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
-        * `UNAVAILABLE`: loading or draining.
-        """
+        * `UNAVAILABLE`: the speculator has lost the session.
 
-    @_abc_1.abstractmethod
-    def SpeculateMany(
-        self,
-        request_iterator: _MaybeAsyncIterator[_speculator_pb2.SpeculateManyRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_speculator_pb2.SpeculateManyResponse], _abc.AsyncIterator[_speculator_pb2.SpeculateManyResponse]]:
-        """Drafts for many generations of one caller, which share a stream. Each of them goes as if it had a stream of its own, and ends by
-        itself: by `close`, or by `ended`, whose status is the one that `Speculate` would have ended with. The status of the stream is the
-        end of all of them.
-
-        Errors:
-        * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on.
-        * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
+        The end of the stream is the end of all of them. Half-closing or cancelling it ends them in order. Its errors:
+        * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on, or bytes are no message.
+        * `DEADLINE_EXCEEDED`: the caller has said nothing at first, or has read nothing, for the server's stall timeout.
         * `UNAVAILABLE`: loading or draining.
         """
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -14,15 +15,20 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import verifier_pb2
-from outrider_client.channel import ChannelSecurity
+from outrider.wire.attempts import Attempts, Replicas, Retry
+from outrider.wire.resumption import Lost, Phase, ResumableGeneration, Taken
+from outrider_client.channel import ChannelSecurity, verifier_addresses
+from outrider_client.errors import Cancelled, OutriderError, Unavailable
 from outrider_client.generation import Chunk, Transcript
 from outrider_client.requests import GenerateOptions
-from outrider_client.retries import Replicas, ResumableCall
+from outrider_client.tracing import GenerationTrace
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
 DEFAULT_TIMEOUT_S = 30.0
 """Deadline of every call but `generate`."""
+RESUME_TIMEOUT_S = 30.0
+STALL_TIMEOUT_S = 30.0
 CANCELLED = "the generation was cancelled by its caller"
 
 
@@ -40,25 +46,52 @@ OpenCall = Callable[[verifier_pb2.GenerateRequest, int, float | None], _Call]
 
 
 class BaseGeneration(Transcript, Generic[_Call]):
-    """Holds a transcript and the calls that fill it, one after the other."""
+    """Holds a transcript and the calls that fill it, one after the other. When and where is decided by `_state`."""
 
-    def __init__(self, resumable: ResumableCall, open_call: OpenCall[_Call]) -> None:
-        super().__init__(resumable.num_choices)
-        self._resumable = resumable
-        self._open_call = open_call
+    def __init__(self, state: ResumableGeneration, trace: GenerationTrace, open_call: OpenCall[_Call]) -> None:
+        super().__init__(state.num_texts)
+        self._state, self._trace, self._open_call = state, trace, open_call
         self._call = self._open()
         self._early: deque[Chunk] = deque()
         """Chunks that came before `started` returned."""
 
     def _open(self) -> _Call:
         """Opens a call for the rest of the generation, to the replica whose turn it is."""
-        replica = self._resumable.begin()
-        request = self._resumable.request(self.seed, self.token_ids, self._resumption())
-        return self._open_call(request, replica, self._resumable.remaining_s)
+        now = time.monotonic()
+        replica = self._state.begin(now)
+        self._trace.begin_call(self._state.address)
+        return self._open_call(self._state.request(), replica, self._state.remaining_s(now))
+
+    def _take_message(self, response: verifier_pb2.GenerateResponse) -> bool:
+        """Takes a message in; returns False if the application has had it. Raises Unavailable where the call is to be
+        left."""
+        taken = self._state.on_message(time.monotonic(), response)
+        if isinstance(taken, Lost):
+            raise Unavailable(taken.reason)
+        # The span of several texts ends with the last one.
+        if not response.HasField("finished") or self._state.phase is Phase.FINISHED:
+            self._trace.on_message(response)
+        return taken is Taken.EMIT
+
+    def _stalled(self) -> OutriderError:
+        """Returns the error of a call that has been silent for too long."""
+        return Unavailable(self._state.on_silence(time.monotonic()).reason)
+
+    def _pause_s(self, error: OutriderError) -> float:
+        """Returns the seconds to wait after a failed call before the next one. Raises the error if it is final."""
+        self._call.cancel()  # that replica may be generating still
+        try:
+            pause_s = pause_after(self._state, error)
+        except OutriderError:
+            self._trace.fail(error)
+            raise
+        self._trace.go_on(error)
+        return pause_s
 
     def _cancel(self) -> None:
         self._call.cancel()
-        self._resumable.cancel()
+        self._state.end()
+        self._trace.cancel()
 
 
 class BaseClient(Generic[_Channel]):
@@ -78,7 +111,7 @@ class BaseClient(Generic[_Channel]):
             security: Credentials and token. Raises ValueError for an address that may not be dialled so.
             open_channel: Opens a channel that leaves every failure to us: gRPC would repeat calls on one replica only.
         """
-        self._replicas = Replicas(address)
+        self._replicas = Replicas(verifier_addresses(address))
         self.address = ",".join(self._replicas.addresses)
         """The replicas, with commas between them."""
         self._own_metadata = tuple(metadata)
@@ -102,21 +135,56 @@ class BaseClient(Generic[_Channel]):
         view._metadata = (*others, *ChannelSecurity(token=token).metadata)
         return view
 
-    def _resumable_call(self, request: verifier_pb2.GenerateRequest, options: GenerateOptions) -> ResumableCall:
-        return ResumableCall(request, self._replicas, options)
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        return Attempts(self._replicas, time.monotonic(), timeout_s=timeout_s)
 
-    def _opener(self, methods: Sequence[Callable[..., _Call]], resumable: ResumableCall) -> OpenCall[_Call]:
-        """Returns the function that opens the calls of a generation; `methods` has the method of each replica."""
+    def _generation(
+        self,
+        request: verifier_pb2.GenerateRequest,
+        options: GenerateOptions,
+        methods: Sequence[Callable[..., _Call]],
+    ) -> tuple[ResumableGeneration, GenerationTrace, OpenCall[_Call]]:
+        """Returns what a generation is made of; `methods` has the method of each replica. Raises ValueError for a
+        timeout that is not positive."""
+        state = ResumableGeneration(
+            request,
+            self._replicas,
+            time.monotonic(),
+            timeout_s=options.get("timeout_s"),
+            resumes=options.get("resume") is not False,
+            resume_timeout_s=_seconds("resume_timeout_s", options.get("resume_timeout_s"), RESUME_TIMEOUT_S),
+            stall_timeout_s=_seconds("stall_timeout_s", options.get("stall_timeout_s"), STALL_TIMEOUT_S),
+        )
+        trace = GenerationTrace(request)
         # Made once: all calls of a generation belong to one span.
-        metadata = (*self._metadata, *resumable.trace.metadata)
+        metadata = (*self._metadata, *trace.metadata)
 
         # The closure must not refer to the generation, whose call ends when the last reference to it goes.
         def open_call(request: verifier_pb2.GenerateRequest, replica: int, timeout_s: float | None) -> _Call:
             return methods[replica](request, timeout=timeout_s, metadata=metadata)
 
-        return open_call
+        return state, trace, open_call
 
 
 def is_serving(response: health_pb2.HealthCheckResponse) -> bool:
     """Returns True if a health check says that the service serves."""
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def pause_after(attempts: Attempts, error: OutriderError) -> float:
+    """Returns the seconds to wait after a failed attempt before the next one. Raises the error if it is final,
+    Cancelled if the client was closed."""
+    decision = attempts.on_error(time.monotonic(), error.code, error.details)
+    if isinstance(decision, Retry):
+        return decision.after_s
+    if attempts.is_closed:
+        raise Cancelled("the client was closed") from error
+    raise error
+
+
+def _seconds(name: str, value: float | None, default: float) -> float:
+    if value is None:
+        return default
+    if not value > 0:  # not `<= 0`, which NaN would pass
+        raise ValueError(f"{name} must be > 0, got {value!r}")
+    return float(value)

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider.wire.resumption import ResumableGeneration
 from outrider_client.base import (
     CANCELLED,
     DEFAULT_TIMEOUT_S,
@@ -28,13 +29,14 @@ from outrider_client.base import (
     Metadata,
     OpenCall,
     is_serving,
+    pause_after,
 )
 from outrider_client.channel import ChannelSecurity, SecurityOptions, open_blocking
 from outrider_client.chats import ChatOptions
 from outrider_client.errors import Cancelled, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result
 from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
-from outrider_client.retries import ResumableCall, RetryState
+from outrider_client.tracing import GenerationTrace
 
 _T = TypeVar("_T")
 
@@ -54,10 +56,10 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
     generation is still referred to.
     """
 
-    def __init__(self, resumable: ResumableCall, open_call: OpenCall[Stream]) -> None:
+    def __init__(self, state: ResumableGeneration, trace: GenerationTrace, open_call: OpenCall[Stream]) -> None:
         self._cancelled = threading.Event()  # `_open`, which the base constructor calls, reads it
-        # The lambda must not refer to `self`, as `BaseClient._opener` says.
-        super().__init__(resumable, lambda *call: WatchedCall(open_call(*call)))
+        # The lambda must not refer to `self`, as `BaseClient._generation` says.
+        super().__init__(state, trace, lambda *call: WatchedCall(open_call(*call)))
 
     def cancel(self) -> None:
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
@@ -97,14 +99,11 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         while True:
             try:
                 response = self._read()
-                if response is not None:
-                    # Within the `try`: a replica with another model is left like one that broke.
-                    self._resumable.on_message(response)
+                # Within the `try`: a replica with another model is left like one that broke.
+                if response is None or self._take_message(response):
+                    return response
             except OutriderError as error:
-                self._call.cancel()  # that replica is still generating
                 self._resume(error)
-                continue
-            return response
 
     def _open(self) -> WatchedCall:
         call = super()._open()
@@ -117,23 +116,23 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         if self._cancelled.is_set():
             raise Cancelled(CANCELLED) from None
         # A wait, not a sleep: `cancel` of another thread ends the pause.
-        if self._cancelled.wait(self._resumable.after(error)):
+        if self._cancelled.wait(self._pause_s(error)):
             raise Cancelled(CANCELLED) from None
         # The client was closed in the pause: for a call on a closed channel gRPC raises no RpcError, but a ValueError.
-        if self._resumable.is_closed:
+        if self._state.is_closed:
             raise error
         self._call = self._open()
 
     def _read(self) -> verifier_pb2.GenerateResponse | None:
         """Returns the next message of the call; None at its end."""
         try:
-            return self._call.read(self._resumable.await_message())
+            return self._call.read(self._state.await_message(time.monotonic()))
         except TimeoutError:
-            raise self._resumable.stalled() from None
+            raise self._stalled() from None
         except grpc.RpcError as error:
             if self._result is not None:
                 return None  # all has come; only the status is missing
-            raise from_rpc_error(error, self._resumable.address) from error
+            raise from_rpc_error(error, self._state.address) from error
 
     def __enter__(self) -> Self:
         return self
@@ -172,8 +171,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
     def generation_of(self, request: verifier_pb2.GenerateRequest, options: GenerateOptions) -> BlockingGeneration:
         """Starts a generation as `generate` does. `request`: what `generate_request` has made of a prompt and these
         options."""
-        resumable = self._resumable_call(request, options)
-        return BlockingGeneration(resumable, self._opener([stub.Generate for stub in self._stubs], resumable))
+        return BlockingGeneration(*self._generation(request, options, [stub.Generate for stub in self._stubs]))
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
         """Generates to the end."""
@@ -226,16 +224,16 @@ class BlockingClient(BaseClient[grpc.Channel]):
 
     def _ask(self, calls: Sequence[Callable[..., _T]], request: object, timeout_s: float | None) -> _T:
         """Returns the answer of a replica. `calls` has the method of each replica."""
-        retry = RetryState(self._replicas, timeout_s)
+        attempts = self._attempts(timeout_s)
         while True:
-            call = calls[retry.begin()]
+            call = calls[attempts.begin(time.monotonic())]
             try:
-                answer = call(request, timeout=retry.remaining_s, metadata=self._metadata)
+                answer = call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=self._metadata)
             except grpc.RpcError as error:
-                # `after` raises what is final, and so ends the loop.
-                time.sleep(retry.after(from_rpc_error(error, retry.address)))
+                # `pause_after` raises what is final, and so ends the loop.
+                time.sleep(pause_after(attempts, from_rpc_error(error, attempts.address)))
             else:
-                retry.answered()
+                attempts.on_answer(time.monotonic())
                 return answer
 
     def __enter__(self) -> Self:

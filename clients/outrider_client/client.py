@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider.wire.resumption import ResumableGeneration
 from outrider_client.base import (
     CANCELLED,
     DEFAULT_TIMEOUT_S,
@@ -22,13 +24,14 @@ from outrider_client.base import (
     Metadata,
     OpenCall,
     is_serving,
+    pause_after,
 )
 from outrider_client.channel import ChannelSecurity, SecurityOptions, open_aio
 from outrider_client.chats import ChatOptions
 from outrider_client.errors import Cancelled, Internal, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result
 from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
-from outrider_client.retries import ResumableCall, RetryState
+from outrider_client.tracing import GenerationTrace
 
 _T = TypeVar("_T")
 _Call: TypeAlias = "grpc.aio.UnaryStreamCall[verifier_pb2.GenerateRequest, verifier_pb2.GenerateResponse]"
@@ -49,8 +52,8 @@ class Generation(BaseGeneration[_Call]):
     >>> generation.result.finish_reason                                         # doctest: +SKIP
     """
 
-    def __init__(self, resumable: ResumableCall, open_call: OpenCall[_Call]) -> None:
-        super().__init__(resumable, open_call)
+    def __init__(self, state: ResumableGeneration, trace: GenerationTrace, open_call: OpenCall[_Call]) -> None:
+        super().__init__(state, trace, open_call)
         self._cancelled = asyncio.Event()
 
     def cancel(self) -> None:
@@ -90,40 +93,37 @@ class Generation(BaseGeneration[_Call]):
         while True:
             try:
                 response = await self._read()
-                if response is not None:
-                    # Within the `try`: a replica with another model is left like one that broke.
-                    self._resumable.on_message(response)
+                # Within the `try`: a replica with another model is left like one that broke.
+                if response is None or self._take_message(response):
+                    return response
             except OutriderError as error:
-                self._call.cancel()  # that replica is still generating
                 await self._resume(error)
-                continue
-            return response
 
     async def _resume(self, error: OutriderError) -> None:
         """Goes on in another call. Raises the error if it is final."""
         if self._cancelled.is_set():
             raise Cancelled(CANCELLED) from None
-        pause_s = self._resumable.after(error)
+        pause_s = self._pause_s(error)
         # The timeout is the ordinary end of the pause: only `cancel` ends the wait before it.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._cancelled.wait(), pause_s)
             raise Cancelled(CANCELLED) from None
         # The client was closed in the pause: for a call on a closed channel gRPC raises no RpcError, but a UsageError.
-        if self._resumable.is_closed:
+        if self._state.is_closed:
             raise error
         self._call = self._open()
 
     async def _read(self) -> verifier_pb2.GenerateResponse | None:
         """Returns the next message of the call; None at its end."""
         try:
-            async with asyncio.timeout(self._resumable.await_message()):
+            async with asyncio.timeout(self._state.await_message(time.monotonic())):
                 response = await self._call.read()
         except grpc.RpcError as error:
             if self._result is not None:
                 return None  # all has come; only the status is missing
-            raise from_rpc_error(error, self._resumable.address) from error
+            raise from_rpc_error(error, self._state.address) from error
         except TimeoutError:
-            raise self._resumable.stalled() from None
+            raise self._stalled() from None
         except asyncio.CancelledError:
             # grpc.aio also raises it in a read whose call was cancelled. If the task itself is to end, that goes first:
             # swallowing it would break timeouts and task groups around us.
@@ -182,8 +182,7 @@ class Client(BaseClient[grpc.aio.Channel]):
     def generation_of(self, request: verifier_pb2.GenerateRequest, options: GenerateOptions) -> Generation:
         """Starts a generation as `generate` does. `request`: what `generate_request` has made of a prompt and these
         options; that may be done in a thread, where it is so large that others on the event loop would wait."""
-        resumable = self._resumable_call(request, options)
-        return Generation(resumable, self._opener([stub.Generate for stub in self._stubs], resumable))
+        return Generation(*self._generation(request, options, [stub.Generate for stub in self._stubs]))
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
         """Generates to the end. Cancelling the awaiting task cancels the generation."""
@@ -242,16 +241,16 @@ class Client(BaseClient[grpc.aio.Channel]):
 
     async def _ask(self, calls: Sequence[Callable[..., Awaitable[_T]]], request: object, timeout_s: float | None) -> _T:
         """Returns the answer of a replica. `calls` has the method of each replica."""
-        retry = RetryState(self._replicas, timeout_s)
+        attempts = self._attempts(timeout_s)
         while True:
-            call = calls[retry.begin()]
+            call = calls[attempts.begin(time.monotonic())]
             try:
-                answer = await call(request, timeout=retry.remaining_s, metadata=self._metadata)
+                answer = await call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=self._metadata)
             except grpc.RpcError as error:
-                # `after` raises what is final, and so ends the loop.
-                await asyncio.sleep(retry.after(from_rpc_error(error, retry.address)))
+                # `pause_after` raises what is final, and so ends the loop.
+                await asyncio.sleep(pause_after(attempts, from_rpc_error(error, attempts.address)))
             else:
-                retry.answered()
+                attempts.on_answer(time.monotonic())
                 return answer
 
     async def __aenter__(self) -> Self:

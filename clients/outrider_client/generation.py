@@ -140,12 +140,9 @@ class Transcript:
         """Number of times that the generation went on in another call."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
-        self._num_characters = self._num_characters_before = 0
-        """Characters of the text so far, and of what had come of it before the call that runs."""
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._started = verifier_pb2.Started()
-        self._has_rest = False
         self._result: Result | None = None
 
     @property
@@ -218,15 +215,6 @@ class Transcript:
             self._result = replace(known[0], choices=known if len(known) > 1 else ())
         return chunk
 
-    def _resumption(self) -> list[verifier_pb2.ResumedChoice]:
-        """Returns what each of several texts has come to; nothing for a single one."""
-        if not self._others:
-            return []
-        return [
-            verifier_pb2.ResumedChoice(token_ids=each._token_ids, is_finished=each._own_result is not None)
-            for each in (self, *self._others)
-        ]
-
     def _fold_own(self, response: verifier_pb2.GenerateResponse) -> Chunk | None:
         """Takes an event of this text in; returns the chunk if it is one."""
         match response.WhichOneof("event"):
@@ -234,7 +222,6 @@ class Transcript:
                 # Counted where a server takes the generation over: calls that were refused on the way are no resumes.
                 if self.session_id is not None:
                     self.num_resumes += 1
-                self._num_characters_before = self._num_characters
                 self.session_id = response.started.session_id
                 self.seed = response.started.seed
                 self._started = response.started
@@ -244,16 +231,10 @@ class Transcript:
                 del self._prompt_logprobs[max(0, told.first_position - 1) :]
                 self._prompt_logprobs += map(_token_logprobs, told.logprobs)
             case "chunk":
-                chunk = _chunk(response.chunk, response.index, self._num_characters_before)
-                if not chunk.token_ids:
-                    # The rest of the text comes last. A call that is resumed behind it sends it again.
-                    if self._has_rest:
-                        return None
-                    self._has_rest = True
+                chunk = _chunk(response.chunk, response.index)
                 self._token_ids.extend(chunk.token_ids)
                 self._logprobs.extend(chunk.logprobs)
                 self._texts.append(chunk.text)
-                self._num_characters += len(chunk.text)
                 return chunk
             case "finished":
                 self._own_result = self._finish(response.finished)
@@ -294,7 +275,7 @@ def known_sources(numbers: Iterable[int]) -> tuple[Source | None, ...]:
     return tuple(_SOURCES.get(number) for number in numbers)
 
 
-def _chunk(message: verifier_pb2.Chunk, index: int, num_characters_before: int) -> Chunk:
+def _chunk(message: verifier_pb2.Chunk, index: int) -> Chunk:
     return Chunk(
         tuple(message.token_ids),
         known_sources(message.sources),
@@ -303,7 +284,7 @@ def _chunk(message: verifier_pb2.Chunk, index: int, num_characters_before: int) 
         tuple(map(_token_logprobs, message.logprobs)),
         index,
         message.round if message.HasField("round") else None,
-        tuple(num_characters_before + end for end in message.text_ends),
+        tuple(message.text_ends),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client import retries
+from outrider.wire import attempts
 from tests.support.fake_verifier import verifier
 
 __all__ = ["verifier"]
@@ -12,4 +12,4 @@ __all__ = ["verifier"]
 
 @pytest.fixture(autouse=True)
 def the_first_replica_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "first_turn", lambda num_replicas: 0)
+    monkeypatch.setattr(attempts, "first_turn", lambda num_replicas: 0)

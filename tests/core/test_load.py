@@ -1,5 +1,5 @@
 """What is known of a server's load: what it says, and what was begun and ended here since. And who of several is asked
-next; `tests/client/test_replicas.py` has more of that, by way of the client."""
+next; `tests/wire/test_attempts.py` has more of that."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.edge import upstream
+from outrider.wire import attempts
 from outrider_client.client import Client
 from tests.support.services import RunningEdge, RunningVerifier, draft_model, running_edge, running_verifier
 
 
 @pytest.fixture(autouse=True)
 def the_first_upstream_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "first_turn", lambda num_servers: 0)
+    monkeypatch.setattr(attempts, "first_turn", lambda num_servers: 0)
 
 
 @pytest.fixture

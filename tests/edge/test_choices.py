@@ -13,7 +13,7 @@ from outrider.core.noise import choice_seed
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_cli.links.delay_proxy import DelayProxy
 from outrider_client.client import Client
-from outrider_client.errors import Internal, ResourceExhausted, from_rpc_error
+from outrider_client.errors import DataLoss, ResourceExhausted, from_rpc_error
 from outrider_client.generation import Result
 from tests.support.scripted_cloud import ScriptedCloud, chunk, finished, serving, started
 from tests.support.services import (
@@ -262,7 +262,7 @@ async def test_an_error_of_one_text_ends_the_others_and_is_the_clouds() -> None:
         await context.write(started([5, 6]))
         await context.write(chunk(7))
         if index == 1:
-            await context.abort(grpc.StatusCode.INTERNAL, "broken")
+            await context.abort(grpc.StatusCode.DATA_LOSS, "broken")
         try:
             await asyncio.Event().wait()
         finally:
@@ -274,7 +274,7 @@ async def test_an_error_of_one_text_ends_the_others_and_is_the_clouds() -> None:
         running_edge(address, model=draft_model()) as edge,
         Client(edge.address) as client,
     ):
-        with pytest.raises(Internal, match="broken"):
+        with pytest.raises(DataLoss, match="broken"):
             await client.complete(TEXT, max_tokens=8, n=3, method="pearl", resume=False)
         await asyncio.wait_for(ended.wait(), 10)
         assert await edge.is_idle()

@@ -302,7 +302,7 @@ async def test_the_prompt_is_not_copied_for_each_response() -> None:
     async with serving(ScriptedCloud(collaborate)) as address, running_edge(address, model=draft_model()) as edge:
         prompt = verifier_requests.tokens(*PROMPT)
         request = verifier_requests.request(prompt, method=types_pb2.METHOD_PEARL)
-        relay = Relay(request, edge.service.upstreams, edge.service.draft_model, lambda: None, 1.0)
+        relay = Relay(request, edge.service.upstreams, edge.service.draft_model, None, 1.0)
         await relay.run(write)
     assert len(kept) == 5
     assert list(kept[0]) == PROMPT

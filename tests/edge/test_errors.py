@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from outrider.core.params import Source
 from outrider.core.tree import Draft
-from outrider.edge import upstream
+from outrider.edge import relay
 from outrider.speculator.drafter import Drafter
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.client import Client
@@ -213,7 +213,7 @@ async def test_a_call_that_something_on_the_way_cancels_is_unavailable() -> None
 async def test_a_cloud_that_falls_silent_is_left_before_the_application_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upstream, "MAX_SILENCE_S", 0.2)
+    monkeypatch.setattr(relay, "MAX_SILENCE_S", 0.2)
     num_calls = 0
 
     async def collaborate(requests: Any, context: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,7 +11,6 @@ import grpc
 import pytest
 
 from outrider.core import load
-from outrider.core.load import AVOID_S, BELIEVED_S
 from outrider.edge.upstream import Upstreams
 from outrider.v1 import verifier_pb2
 from outrider.wire.errors import ResourceExhausted, Unavailable
@@ -23,76 +21,25 @@ from tests.support.services import RunningVerifier, draft_model, other_target_mo
 TEXT = "def add(a, b):\n"
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Generation:
-    """Anything that is begun."""
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def upstreams(clock: Clock) -> AsyncIterator[Upstreams]:
-    three = Upstreams(["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"], clock=clock)
+async def upstreams() -> AsyncIterator[Upstreams]:
+    three = Upstreams(["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"])
     yield three
     await three.close()
 
 
-async def test_generations_that_begin_together_are_spread_evenly(upstreams: Upstreams) -> None:
-    generations = [Generation() for _ in range(9)]
-    assert Counter(upstreams.choose(generation=each).number for each in generations) == {0: 3, 1: 3, 2: 3}
-
-
-async def test_what_a_verifier_says_of_its_load_counts_for_some_seconds(upstreams: Upstreams, clock: Clock) -> None:
-    busy = Generation()
-    first = upstreams.choose(generation=busy)
-    upstreams.started(first, busy, verifier_pb2.VerifierLoad(num_sessions=40, max_num_sessions=64))
-    upstreams.end(first, busy)
-    assert {upstreams.choose().number for _ in range(4)} == {1, 2}
-    clock.now += BELIEVED_S
-    assert {upstreams.choose().number for _ in range(3)} == {0, 1, 2}
-
-
-async def test_one_that_is_full_is_left_alone_for_as_long_as_it_says_and_stays_known(
-    upstreams: Upstreams, clock: Clock
+async def test_one_that_is_full_stays_known_and_one_that_is_lost_is_asked_again_what_it_is(
+    upstreams: Upstreams,
 ) -> None:
-    first = upstreams.choose()
+    first = upstreams[0]
     first.know(verifier_pb2.GetInfoResponse())
-    upstreams.leave(first, ResourceExhausted("full", retry_after_s=7.0), 0.0)
-    clock.now += 6.9
-    assert {upstreams.choose().number for _ in range(4)} == {1, 2}
-    clock.now += 0.2
-    assert {upstreams.choose().number for _ in range(3)} == {0, 1, 2}
+    upstreams.leave(first, ResourceExhausted("full", retry_after_s=7.0))
     assert await first.info(None) == verifier_pb2.GetInfoResponse()
     assert first.state.is_connected
-
-
-async def test_one_that_is_lost_is_left_alone_until_it_answers_and_is_asked_again_what_it_is(
-    upstreams: Upstreams, clock: Clock
-) -> None:
-    first = upstreams.choose()
-    first.know(verifier_pb2.GetInfoResponse())
-    upstreams.leave(first, Unavailable("gone"), 0.0)
+    upstreams.leave(first, Unavailable("gone"))
     assert not first.state.is_connected
-    assert {upstreams.choose().number for _ in range(4)} == {1, 2}
     with pytest.raises(grpc.aio.AioRpcError):
         await first.info(None)
-    upstreams.answered(first)
-    assert {upstreams.choose().number for _ in range(3)} == {0, 1, 2}
-    upstreams.leave(first, Unavailable("gone"), 3.0)
-    clock.now += 2 * AVOID_S
-    assert {upstreams.choose().number for _ in range(4)} == {1, 2}
 
 
 async def test_a_short_call_goes_to_each_verifier_before_it_fails(upstreams: Upstreams) -> None:

@@ -1,12 +1,38 @@
-"""A text goes on elsewhere only where it goes on as it was begun."""
+"""A text goes on elsewhere only where it goes on as it was begun; and whatever happens to its calls, each token of it
+arrives once."""
 
 from __future__ import annotations
 
+import grpc
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from outrider.v1.types_pb2 import ModelInfo, SamplingParams
-from outrider.v1.verifier_pb2 import GenerateRequest
-from outrider.wire.resumption import difference, with_sampling
+from outrider.v1.verifier_pb2 import (
+    Chunk,
+    Finished,
+    GenerateRequest,
+    GenerateResponse,
+    Reading,
+    ResumedChoice,
+    Started,
+    Waiting,
+)
+from outrider.wire.attempts import LAST_PAUSE_S, NUM_ROUNDS, REFUSALS, Raise, Replicas, Retry
+from outrider.wire.details import FAILS_AGAIN
+from outrider.wire.resumption import (
+    BROKEN,
+    LAST_CHANCE_S,
+    MAX_FRUITLESS,
+    Lost,
+    Phase,
+    ResumableGeneration,
+    Taken,
+    difference,
+    with_sampling,
+)
 
 BEGUN = {"model_id": "m", "tokenizer_hash": "t", "dtype": "bfloat16", "numerics_id": "a"}
 
@@ -45,3 +71,227 @@ def test_a_requests_own_values_come_before_the_models(given: dict[str, int], max
     assert whole.sampling == SamplingParams(**{**drawn, **given, "max_tokens": max_tokens}, stop=["a"])
     assert whole.clamp_max_tokens == is_wish
     assert with_sampling(whole, model) == whole
+
+
+Code = grpc.StatusCode
+SEED = 7
+NUM_TOKENS = 6
+"""Tokens of each text. After them comes a rest of one character, which no token decides."""
+RESUME_TIMEOUT_S, STALL_TIMEOUT_S = 20.0, 10.0
+
+
+def text_of(index: int) -> list[int]:
+    """The tokens of a text; each is two characters long."""
+    return [100 * index + number for number in range(NUM_TOKENS)]
+
+
+class AnyCourse(RuleBasedStateMachine):
+    """A generation whose servers begin, read, speak, fall silent and break in any order. They are right about the text:
+    they go on after what the request says has arrived."""
+
+    @initialize(
+        num_texts=st.integers(1, 3),
+        num_resumed=st.integers(0, 2),
+        num_replicas=st.integers(1, 3),
+        resumes=st.sampled_from([True] * 5 + [False]),
+        timeout_s=st.sampled_from([None, 60.0]),
+        waits=st.booleans(),
+    )
+    def begin(
+        self, num_texts: int, num_resumed: int, num_replicas: int, resumes: bool, timeout_s: float | None, waits: bool
+    ) -> None:
+        request = GenerateRequest(n=num_texts)
+        if num_texts == 1:
+            request.resume_token_ids.extend(text_of(0)[:num_resumed])
+        elif num_resumed:
+            choices = [ResumedChoice(token_ids=text_of(index)[:num_resumed]) for index in range(num_texts)]
+            request.resume_choices.extend(choices)
+        self.now, self.deadline = 50.0, 50.0 + (timeout_s or 1e9)
+        self.num_replicas, self.resumes, self.waits = num_replicas, resumes, waits
+        self.generation = ResumableGeneration(
+            request,
+            Replicas([f"host:{number}" for number in range(num_replicas)]),
+            self.now,
+            timeout_s=timeout_s,
+            resumes=resumes,
+            resume_timeout_s=RESUME_TIMEOUT_S,
+            stall_timeout_s=STALL_TIMEOUT_S,
+            wait_s=None if waits else 0.0,
+        )
+        self.token_ids = [text_of(index)[:num_resumed] for index in range(num_texts)]
+        self.characters = [0] * num_texts
+        self.has_finished = [False] * num_texts
+        self.num_asked = [0] * num_replicas
+        self.model = ""
+        """The model that began the texts; empty before one has."""
+        self.broken_at: float | None = None
+        self.num_fruitless = 0
+        self.is_over = False
+        self.open_call()
+
+    def open_call(self) -> None:
+        self.num_asked[self.generation.begin(self.now)] += 1
+        request = self.generation.request()
+        several = len(self.token_ids) > 1
+        self.told = [list(choice.token_ids) for choice in request.resume_choices] or [list(request.resume_token_ids)]
+        # Nothing that has arrived is asked for again, and nothing that has not is left out.
+        assert self.told == self.token_ids or (several and not any(self.told) and not any(self.token_ids))
+        self.told = [list(token_ids) for token_ids in self.token_ids]
+        assert [choice.is_finished for choice in request.resume_choices] in ([], self.has_finished)
+        assert request.sampling.seed == (SEED if self.model else 0)
+        self.num_told = [len(token_ids) for token_ids in self.told]
+        self.has_started, self.has_sent_rest = set[int](), set[int]()
+        self.has_spoken = self.is_taken = self.has_read = self.has_progress = self.was_slow = False
+
+    def say(self, response: GenerateResponse) -> Taken | Lost:
+        taken = self.generation.on_message(self.now, response)
+        if not isinstance(taken, Lost):
+            self.has_spoken = True
+            self.is_taken = self.is_taken or not response.HasField("waiting")
+        return taken
+
+    goes_on = precondition(lambda self: not self.is_over)
+    is_taken_here = precondition(lambda self: not self.is_over and self.has_started)
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 8.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @goes_on
+    @rule()
+    def wait_in_line(self) -> None:
+        assert self.say(GenerateResponse(waiting=Waiting(num_waiting=1))) is Taken.EMIT
+
+    @goes_on
+    @rule(index=st.integers(0, 2), model=st.sampled_from(["m", "m", "m", "m", "m", "n"]))
+    def start(self, index: int, model: str) -> None:
+        if index >= len(self.token_ids) or index in self.has_started or self.has_finished[index]:
+            return
+        # The seeds of the others are made of that of the first.
+        started = Started(seed=SEED if index == 0 else 1000 + index, model=info(model_id=model))
+        if 0 not in self.has_started and index and not self.model:
+            return
+        taken = self.say(GenerateResponse(index=index, started=started))
+        assert isinstance(taken, Lost) is (self.model not in ("", model))
+        if isinstance(taken, Lost):
+            self.fail(Code.UNAVAILABLE, is_of_request=False)
+            return
+        self.model = model
+        self.has_started.add(index)
+
+    @is_taken_here
+    @rule()
+    def read(self) -> None:
+        assert self.say(GenerateResponse(reading=Reading(num_read_tokens=1, num_tokens=2))) is Taken.EMIT
+        self.has_read, self.broken_at = True, None
+
+    @is_taken_here
+    @rule(index=st.integers(0, 2), count=st.integers(1, 3))
+    def speak(self, index: int, count: int) -> None:
+        if index not in self.has_started or self.has_finished[index]:
+            return
+        told = self.told[index]
+        token_ids = text_of(index)[len(told) : len(told) + count]
+        had_rest, is_rest = self.characters[index] % 2, not token_ids
+        if is_rest and index in self.has_sent_rest:
+            return
+        told.extend(token_ids)
+        # As the server counts them: in the text of this call.
+        ends = [2 * (position - self.num_told[index] + 1) for position in range(len(told) - len(token_ids), len(told))]
+        chunk = Chunk(token_ids=token_ids, text="xx" * len(token_ids) or "r", text_ends=ends)
+        response = GenerateResponse(index=index, chunk=chunk)
+        taken = self.say(response)
+        assert taken is (Taken.SKIP if is_rest and had_rest else Taken.EMIT)
+        if taken is Taken.EMIT:
+            self.token_ids[index] += chunk.token_ids
+            self.characters[index] += len(chunk.text)
+            if not is_rest:
+                assert response.chunk.text_ends[-1] == self.characters[index]
+        if is_rest:
+            self.has_sent_rest.add(index)
+        self.has_progress, self.broken_at, self.num_fruitless = True, None, 0
+
+    @is_taken_here
+    @rule(index=st.integers(0, 2))
+    def finish(self, index: int) -> None:
+        if index not in self.has_sent_rest or self.has_finished[index]:
+            return
+        assert self.say(GenerateResponse(index=index, finished=Finished())) is Taken.EMIT
+        self.has_finished[index] = True
+        self.is_over = all(self.has_finished)
+
+    @goes_on
+    @rule(num_rounds=st.integers(0, NUM_TOKENS + 2))
+    def serve(self, num_rounds: int) -> None:
+        """A server is well for some rounds of all texts."""
+        for index in range(len(self.token_ids)):
+            self.start(index, self.model or "m")
+        for _ in range(num_rounds):
+            for index in range(len(self.token_ids)):
+                self.finish(index)
+                if not self.is_over:
+                    self.speak(index, 1)
+
+    @goes_on
+    @rule()
+    def fall_silent(self) -> None:
+        limit_s = self.generation.await_message(self.now)
+        assert limit_s is not None
+        left_s = RESUME_TIMEOUT_S if self.broken_at is None else self.broken_at + RESUME_TIMEOUT_S - self.now
+        assert limit_s == (STALL_TIMEOUT_S if self.has_spoken else min(STALL_TIMEOUT_S, max(LAST_CHANCE_S, left_s)))
+        self.now += limit_s
+        assert isinstance(self.generation.on_silence(self.now), Lost)
+        self.has_progress, self.was_slow = False, not self.has_read
+        self.fail(Code.UNAVAILABLE, is_of_request=False)
+
+    @goes_on
+    @rule(code=st.sampled_from([*2 * sorted(BROKEN, key=str), Code.DATA_LOSS]), is_of_request=st.booleans())
+    def fail(self, code: grpc.StatusCode, is_of_request: bool) -> None:
+        is_of_request = is_of_request and code is Code.INTERNAL
+        was_taken = bool(self.model) or self.is_taken
+        if was_taken and self.broken_at is None:
+            self.broken_at = self.now
+        says_nothing = self.has_progress or self.was_slow or (not self.is_taken and code in REFUSALS)
+        self.num_fruitless += was_taken and not says_nothing
+        decision = self.generation.on_error(self.now, code, [FAILS_AGAIN] if is_of_request else [])
+        is_wrong = code not in BROKEN or is_of_request
+        may_not = not self.resumes and (was_taken or code not in REFUSALS)
+        is_final = is_wrong or may_not or self.now >= self.deadline
+        if was_taken and not is_final:
+            assert self.broken_at is not None
+            is_final = self.now - self.broken_at >= RESUME_TIMEOUT_S or self.num_fruitless > MAX_FRUITLESS
+        elif not is_final:
+            # No server has taken it: each is asked at least once, and not for ever.
+            is_final = isinstance(decision, Raise)
+            is_alone_and_full = code is Code.RESOURCE_EXHAUSTED and self.num_replicas == 1
+            assert not is_final or min(self.num_asked) or is_alone_and_full
+            assert is_final or min(self.num_asked) < NUM_ROUNDS or (self.resumes and self.waits)
+            assert is_final or not min(self.num_asked) or self.waits
+        assert isinstance(decision, Raise) is is_final
+        if isinstance(decision, Retry):
+            assert 0 <= decision.after_s <= 1.2 * LAST_PAUSE_S
+            self.now += decision.after_s
+            assert self.now <= self.deadline
+            self.open_call()
+        self.is_over = is_final
+
+    @invariant()
+    def each_token_has_arrived_once_and_in_its_place(self) -> None:
+        for index, token_ids in enumerate(getattr(self, "token_ids", ())):
+            assert token_ids == text_of(index)[: len(token_ids)]
+            assert not self.has_finished[index] or len(token_ids) == NUM_TOKENS
+
+    @invariant()
+    def the_phase_says_where_it_is(self) -> None:
+        if not hasattr(self, "generation"):
+            return
+        phase = self.generation.phase
+        assert (phase is Phase.FINISHED) is all(self.has_finished)
+        assert self.is_over is (phase in (Phase.FINISHED, Phase.FAILED))
+        if not self.is_over:
+            taken = Phase.RUNNING if self.is_taken else Phase.BROKEN
+            assert phase is (taken if self.model or self.is_taken else Phase.ASKING)
+
+
+TestAnyCourse = AnyCourse.TestCase
+TestAnyCourse.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

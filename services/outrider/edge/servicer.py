@@ -11,7 +11,7 @@ import grpc
 from outrider.core.methods import METHODS
 from outrider.edge.choices import texts_of, with_seed
 from outrider.edge.draft_model import DraftModel
-from outrider.edge.relay import Relay, TimeLeft, Write
+from outrider.edge.relay import Relay, Write
 from outrider.edge.upstream import Upstreams, cause_of
 from outrider.peers.channel import read_peers
 from outrider.server import streams
@@ -83,7 +83,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 await streams.write(context, response, self._stall_timeout_s, "client")
 
             try:
-                await self._generate(with_seed(request), context.time_remaining, send)
+                await self._generate(with_seed(request), context.time_remaining(), send)
             finally:
                 self.num_sessions -= 1
 
@@ -107,7 +107,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def _generate(
         self,
         request: verifier_pb2.GenerateRequest,
-        time_left: TimeLeft,
+        timeout_s: float | None,
         send: Callable[[verifier_pb2.GenerateResponse, int], Awaitable[None]],
     ) -> None:
         """Runs the texts of a request, each by calls of its own."""
@@ -115,7 +115,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
         async def run(index: int, elder: int | None, write: Write) -> None:
             relay = relays[index] = Relay(
-                request, self._upstreams, self._draft_model, time_left, self._resume_timeout_s, index=index
+                request, self._upstreams, self._draft_model, timeout_s, self._resume_timeout_s, index=index
             )
             if elder not in (None, index):
                 relay.follow(relays[elder])

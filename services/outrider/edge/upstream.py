@@ -1,31 +1,27 @@
-"""The cloud's verifiers as an edge sees them: a generation goes to the one with least to do, and the others stand in
-for it."""
+"""The cloud's verifiers as an edge sees them: their channels, their descriptions, and which of them are lost."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from outrider.core.load import ReplicaLoads
 from outrider.peers.channel import PeerState
 from outrider.peers.reconnecting import reason_of, wait_before_retry
 from outrider.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.wire.channels import NOT_TAKEN, first_turn
-from outrider.wire.details import retry_after_s, rich_details
+from outrider.wire.attempts import Attempts, Raise, Replicas
+from outrider.wire.channels import NOT_TAKEN
+from outrider.wire.details import rich_details
 from outrider.wire.errors import RpcError, Unavailable
 
 INFO_TIMEOUT_S = 10.0
 """A verifier that takes longer to describe itself counts as lost."""
-MAX_SILENCE_S = 25.0
-"""A verifier that tells nothing of a generation for so long counts as lost. Less than a client's own patience, 30 s: it
-is gone when that ends, and the next verifier could not be asked."""
 Failure = grpc.aio.AioRpcError | RpcError
 """Error of a call to the cloud: its status, or ours where the verifier does not answer."""
 Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
@@ -38,19 +34,6 @@ _CAUSE = re.compile(
     re.I,
 )
 """Matches the cause in gRPC's long sentences about a server that has not answered."""
-
-
-async def responses(call: Any, address: str) -> AsyncIterator[Any]:
-    """Yields the responses of a call. Raises Unavailable if the verifier at this address is silent for too long."""
-    while True:
-        try:
-            async with asyncio.timeout(MAX_SILENCE_S):
-                response = await call.read()
-        except TimeoutError:
-            raise Unavailable(f"{address} has told nothing of the generation for {MAX_SILENCE_S:g} s") from None
-        if response is grpc.aio.EOF:
-            return
-        yield response
 
 
 def code_of(failure: Failure) -> grpc.StatusCode:
@@ -120,23 +103,14 @@ class Upstream:
 
 
 class Upstreams:
-    """Holds all verifiers, and chooses the one for each call as the client SDK does among its replicas."""
+    """Holds all verifiers. The one for each call is chosen as the client SDK does among its replicas."""
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        security: PeerSecurity | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, addresses: Sequence[str], security: PeerSecurity | None = None) -> None:
         self._all = [Upstream(address, number, security) for number, address in enumerate(addresses)]
-        self._loads = ReplicaLoads(len(self._all), first_turn(len(self._all)))
-        self._clock = clock
+        self.replicas = Replicas(addresses)
         self._was_left = asyncio.Event()
         self._problem = ""
         """The reason for which the last verifier was dialled in vain."""
-
-    def __len__(self) -> int:
-        return len(self._all)
 
     @property
     def names(self) -> str:
@@ -148,67 +122,30 @@ class Upstreams:
         """States of all verifiers, for metrics."""
         return [upstream.state for upstream in self._all]
 
-    def choose(self, num_failures: Sequence[int] = (), generation: object | None = None) -> Upstream:
-        """Returns the verifier to ask. See `ReplicaLoads.choose`."""
-        return self._all[self._loads.choose(self._clock(), num_failures, generation)]
+    def __getitem__(self, number: int) -> Upstream:
+        return self._all[number]
 
-    def begin(self, upstream: Upstream, generation: object) -> None:
-        """Counts a generation that goes to this verifier, whatever that has to do."""
-        self._loads.begin(upstream.number, generation)
-
-    def started(self, upstream: Upstream, generation: object, load: verifier_pb2.VerifierLoad) -> None:
-        """Takes in that a verifier has begun with a generation, and what it says of its load."""
-        self._loads.started(
-            upstream.number,
-            generation,
-            self._clock(),
-            num_sessions=load.num_sessions,
-            num_queued=load.num_queued,
-            max_num_sessions=load.max_num_sessions,
-        )
-
-    def end(self, upstream: Upstream, generation: object) -> None:
-        """Takes in that a generation is over at a verifier."""
-        self._loads.end(upstream.number, generation)
-
-    def answered(self, upstream: Upstream) -> None:
-        """Takes in that a verifier has answered."""
-        self._loads.answered(upstream.number)
-
-    def leave(self, upstream: Upstream, failure: Failure, silent_s: float) -> None:
-        """Leaves a verifier alone for a while after it has failed, or is full.
-
-        Args:
-            upstream: The verifier.
-            failure: What it said, or what happened on the way.
-            silent_s: Time for which it had sent nothing.
-        """
+    def leave(self, upstream: Upstream, failure: Failure) -> None:
+        """Takes in that a verifier has failed, or is full. Which one is asked next is for `replicas` to say."""
         # Another process may answer at this address when it is back. One that is only full stays as it is known.
         if code_of(failure) in NOT_TAKEN:
             upstream.forget()
             upstream.state.down(text_of(failure))
             self._was_left.set()
-        # One that is full says when it may have room. One that drains does, too; another process is there sooner.
-        is_full = code_of(failure) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        advised_s = retry_after_s(details_of(failure)) if is_full else None
-        self._loads.failed(upstream.number, self._clock(), max(silent_s, advised_s or 0.0))
 
     async def ask(self, call: Callable[[Stub], Awaitable[_T]]) -> _T:
         """Makes a short call to a verifier that can be reached. Raises the last one's AioRpcError."""
-        num_failures = [0] * len(self._all)
+        attempts = Attempts(self.replicas, time.monotonic(), wait_s=0.0)
         while True:
-            upstream, began_at = self.choose(num_failures), self._clock()
+            upstream = self._all[attempts.begin(time.monotonic())]
             try:
                 answer = await call(upstream.stub())
             except grpc.aio.AioRpcError as error:
-                if error.code() not in NOT_TAKEN:
-                    raise
-                self.leave(upstream, error, self._clock() - began_at)
-                num_failures[upstream.number] += 1
-                if min(num_failures):
+                self.leave(upstream, error)
+                if isinstance(attempts.on_error(time.monotonic(), error.code(), rich_details(error)), Raise):
                     raise
             else:
-                self.answered(upstream)
+                attempts.on_answer(time.monotonic())
                 return answer
 
     async def watch(self, announce: Callable[[str], None]) -> None:
@@ -233,11 +170,12 @@ class Upstreams:
                 await self._was_left.wait()
 
     async def _greet(self, upstream: Upstream) -> bool:
-        began_at = self._clock()
+        began_at = time.monotonic()
         try:
             await upstream.info(None)
         except (grpc.aio.AioRpcError, RpcError) as error:
-            self.leave(upstream, error, self._clock() - began_at)
+            self.leave(upstream, error)
+            self.replicas.failed(upstream.number, time.monotonic(), time.monotonic() - began_at)
             cause = cause_of(error)
             self._problem = f"not reachable ({cause})" if cause else f"not ready ({text_of(error)})"
             return False

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import verifier_pb2
-from outrider.wire.attempts import Attempts, Replicas, Retry
+from outrider.wire.attempts import Attempts, Replicas
 from outrider.wire.resumption import Lost, Phase, ResumableGeneration, Taken
 from outrider_client.channel import ChannelSecurity, verifier_addresses
 from outrider_client.errors import Cancelled, OutriderError, Unavailable
@@ -174,12 +174,12 @@ def is_serving(response: health_pb2.HealthCheckResponse) -> bool:
 def pause_after(attempts: Attempts, error: OutriderError) -> float:
     """Returns the seconds to wait after a failed attempt before the next one. Raises the error if it is final,
     Cancelled if the client was closed."""
-    decision = attempts.on_error(time.monotonic(), error.code, error.details)
-    if isinstance(decision, Retry):
-        return decision.after_s
-    if attempts.is_closed:
+    pause_s = attempts.on_error(time.monotonic(), error.code, error.details)
+    if pause_s is None and attempts.is_closed:
         raise Cancelled("the client was closed") from error
-    raise error
+    if pause_s is None:
+        raise error
+    return pause_s
 
 
 def _seconds(name: str, value: float | None, default: float) -> float:

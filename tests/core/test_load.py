@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 
-from outrider.core.load import AVOID_S, USUAL_MAX_NUM_SESSIONS, LoadEstimate, ReplicaLoads
+from outrider.core.load import AVOID_S, MAX_AVOID_S, USUAL_MAX_NUM_SESSIONS, LoadEstimate, ReplicaLoads
 
 
 class Session:
@@ -93,3 +93,42 @@ def test_a_session_may_go_where_there_is_more_to_do_and_counts_there() -> None:
     loads.end(0, sessions[0])
     loads.end(0, sessions[1])
     assert loads.choose(0.0) == 0
+
+
+def chosen(loads: ReplicaLoads, count: int, now: float = 0.0) -> list[int]:
+    """The servers that get so many short calls."""
+    return [loads.choose(now) for _ in range(count)]
+
+
+def test_servers_take_turns() -> None:
+    assert chosen(ReplicaLoads(3), 7) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_one_that_has_failed_is_left_alone_as_long_as_it_kept_its_caller_waiting() -> None:
+    loads = ReplicaLoads(3)
+    loads.failed(1, 0.0, 0.0)
+    assert chosen(loads, 4) == [0, 2, 0, 2]
+    assert set(chosen(loads, 3, 1.1)) == {0, 1, 2}
+    loads.failed(1, 0.0, 15.0)
+    assert set(chosen(loads, 4, 14.9)) == {0, 2}
+    assert 1 in chosen(loads, 3, 15.1)
+    loads.failed(1, 0.0, 1e6)
+    assert 1 in chosen(loads, 3, MAX_AVOID_S)
+
+
+def test_if_all_have_failed_the_first_to_come_back_is_asked() -> None:
+    loads = ReplicaLoads(2)
+    loads.failed(0, 0.0, 5.0)
+    assert loads.has_fresh(0.0)
+    loads.failed(1, 0.0, 2.0)
+    assert not loads.has_fresh(0.0)
+    assert chosen(loads, 3) == [1, 1, 1]
+    loads.answered(0)
+    assert loads.has_fresh(0.0)
+    assert chosen(loads, 1) == [0]
+
+
+def test_a_lone_one_is_asked_whatever_happened() -> None:
+    loads = ReplicaLoads(1)
+    loads.failed(0, 0.0, 10.0)
+    assert chosen(loads, 1) == [0]

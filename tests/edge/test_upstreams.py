@@ -32,11 +32,11 @@ async def test_one_that_is_full_stays_known_and_one_that_is_lost_is_asked_again_
     upstreams: Upstreams,
 ) -> None:
     first = upstreams[0]
-    first.know(verifier_pb2.GetInfoResponse())
-    upstreams.leave(first, ResourceExhausted("full", retry_after_s=7.0))
+    first.learn_info(verifier_pb2.GetInfoResponse())
+    upstreams.on_failure(first, ResourceExhausted("full", retry_after_s=7.0))
     assert await first.info(None) == verifier_pb2.GetInfoResponse()
     assert first.state.is_connected
-    upstreams.leave(first, Unavailable("gone"))
+    upstreams.on_failure(first, Unavailable("gone"))
     assert not first.state.is_connected
     with pytest.raises(grpc.aio.AioRpcError):
         await first.info(None)

@@ -8,10 +8,10 @@ from collections import Counter
 import grpc
 import pytest
 
-from outrider.core.load import BELIEVED_S, MAX_AVOID_S
+from outrider.core.load import AVOID_S, BELIEVED_S
 from outrider.v1.verifier_pb2 import Finished, GenerateRequest, GenerateResponse, Started, VerifierLoad
 from outrider.wire import attempts
-from outrider.wire.attempts import LAST_PAUSE_S, NUM_ROUNDS, Attempts, Raise, Replicas, Retry
+from outrider.wire.attempts import LAST_PAUSE_S, NUM_ROUNDS, Attempts, Replicas
 from outrider.wire.errors import ResourceExhausted
 from outrider.wire.resumption import ResumableGeneration
 
@@ -23,45 +23,6 @@ NOW = 100.0
 @pytest.fixture(autouse=True)
 def the_first_replica_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "first_turn", lambda num_replicas: 0)
-
-
-def chosen(replicas: Replicas, count: int, now: float = NOW) -> list[int]:
-    """The replicas that get so many short calls."""
-    return [replicas.choose(now) for _ in range(count)]
-
-
-def test_replicas_take_turns() -> None:
-    assert chosen(Replicas(THREE), 7) == [0, 1, 2, 0, 1, 2, 0]
-
-
-def test_one_that_has_failed_is_left_alone_as_long_as_it_kept_its_caller_waiting() -> None:
-    replicas = Replicas(THREE)
-    replicas.failed(1, NOW, 0.0)
-    assert chosen(replicas, 4) == [0, 2, 0, 2]
-    assert set(chosen(replicas, 3, NOW + 1.1)) == {0, 1, 2}
-    replicas.failed(1, NOW, 15.0)
-    assert set(chosen(replicas, 4, NOW + 14.9)) == {0, 2}
-    assert 1 in chosen(replicas, 3, NOW + 15.1)
-    replicas.failed(1, NOW, 1e6)
-    assert 1 in chosen(replicas, 3, NOW + MAX_AVOID_S)
-
-
-def test_if_all_have_failed_the_first_to_come_back_is_asked() -> None:
-    replicas = Replicas(TWO)
-    replicas.failed(0, NOW, 5.0)
-    assert replicas.has_fresh(NOW)
-    replicas.failed(1, NOW, 2.0)
-    assert not replicas.has_fresh(NOW)
-    assert chosen(replicas, 3) == [1, 1, 1]
-    replicas.answered(0)
-    assert replicas.has_fresh(NOW)
-    assert chosen(replicas, 1) == [0]
-
-
-def test_a_lone_one_is_asked_whatever_happened() -> None:
-    replicas = Replicas(["a:1"])
-    replicas.failed(0, NOW, 10.0)
-    assert chosen(replicas, 1) == [0]
 
 
 def generation(replicas: Replicas) -> ResumableGeneration:
@@ -128,11 +89,10 @@ def test_a_generation_that_breaks_goes_on_where_there_is_least_to_do() -> None:
     replicas = Replicas(THREE)
     broken, other = begun(replicas), begun(replicas)
     assert (broken.replica, other.replica) == (0, 1)
-    assert broken.on_error(NOW, Code.UNAVAILABLE) == Retry(0.0)
+    assert broken.on_error(NOW, Code.UNAVAILABLE) == 0.0
     assert broken.begin(NOW) == 2
     # It counts at one replica only: the one that it has left has least to do once it is forgiven.
-    replicas.answered(0)
-    assert generation(replicas).begin(NOW) == 0
+    assert generation(replicas).begin(NOW + 2 * AVOID_S) == 0
 
 
 def test_servers_that_say_nothing_of_their_load_get_their_turns() -> None:
@@ -148,9 +108,9 @@ def test_one_that_is_full_is_left_alone_for_as_long_as_it_says() -> None:
     call = Attempts(replicas, NOW)
     assert call.begin(NOW) == 0
     full = ResourceExhausted("full", retry_after_s=7.0)
-    assert call.on_error(NOW, full.code, full.details) == Retry(0.0)
-    assert set(chosen(replicas, 4, NOW + 6.9)) == {1, 2}
-    assert set(chosen(replicas, 3, NOW + 7.1)) == {0, 1, 2}
+    assert call.on_error(NOW, full.code, full.details) == 0.0
+    assert {Attempts(replicas, NOW).begin(NOW + 6.9) for _ in range(4)} == {1, 2}
+    assert {Attempts(replicas, NOW).begin(NOW + 7.1) for _ in range(3)} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.CANCELLED, Code.RESOURCE_EXHAUSTED])
@@ -158,31 +118,28 @@ def test_a_refused_call_asks_each_replica_some_times_within_about_a_second(code:
     call, now, asked = Attempts(Replicas(TWO), NOW), NOW, Counter[int]()
     while True:
         asked[call.begin(now)] += 1
-        decision = call.on_error(now, code)
-        if decision == Raise():
+        pause_s = call.on_error(now, code)
+        if pause_s is None:
             break
-        assert isinstance(decision, Retry)
-        assert 0 <= decision.after_s <= 1.2 * LAST_PAUSE_S
-        now += decision.after_s
+        assert 0 <= pause_s <= 1.2 * LAST_PAUSE_S
+        now += pause_s
     assert asked == {0: NUM_ROUNDS, 1: NUM_ROUNDS}
     assert 0.5 < now - NOW < 1.0
 
 
 def test_a_call_that_may_not_wait_asks_each_replica_once() -> None:
     call = Attempts(Replicas(THREE), NOW, wait_s=0.0)
-    asked = []
-    decision: Retry | Raise = Retry(0.0)
-    while decision == Retry(0.0):
+    asked = [call.begin(NOW)]
+    while call.on_error(NOW, Code.UNAVAILABLE) is not None:
         asked.append(call.begin(NOW))
-        decision = call.on_error(NOW, Code.UNAVAILABLE)
-    assert (sorted(asked), decision) == ([0, 1, 2], Raise())
+    assert asked == [0, 1, 2]
 
 
 def test_a_call_is_not_repeated_after_its_deadline_nor_when_its_caller_has_stopped_nor_when_it_is_wrong() -> None:
     replicas = Replicas(TWO)
     late, stopped, wrong = (Attempts(replicas, NOW, timeout_s=2.0) for _ in range(3))
     assert late.remaining_s(NOW + 1.5) == 0.5
-    assert late.on_error(NOW + 2.0, Code.UNAVAILABLE) == Raise()
-    assert wrong.on_error(NOW, Code.INVALID_ARGUMENT) == Raise()
+    assert late.on_error(NOW + 2.0, Code.UNAVAILABLE) is None
+    assert wrong.on_error(NOW, Code.INVALID_ARGUMENT) is None
     replicas.is_closed = True
-    assert stopped.on_error(NOW, Code.UNAVAILABLE) == Raise()
+    assert stopped.on_error(NOW, Code.UNAVAILABLE) is None

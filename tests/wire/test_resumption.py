@@ -20,7 +20,7 @@ from outrider.v1.verifier_pb2 import (
     Started,
     Waiting,
 )
-from outrider.wire.attempts import LAST_PAUSE_S, NUM_ROUNDS, REFUSALS, Raise, Replicas, Retry
+from outrider.wire.attempts import LAST_PAUSE_S, NUM_ROUNDS, REFUSALS, Replicas
 from outrider.wire.details import FAILS_AGAIN
 from outrider.wire.resumption import (
     BROKEN,
@@ -153,7 +153,7 @@ class AnyCourse(RuleBasedStateMachine):
     goes_on = precondition(lambda self: not self.is_over)
     is_taken_here = precondition(lambda self: not self.is_over and self.has_started)
 
-    @rule(seconds=st.sampled_from([0.01, 1.0, 8.0]))
+    @rule(seconds=st.sampled_from([0.01, 1.0, 15.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
@@ -221,16 +221,27 @@ class AnyCourse(RuleBasedStateMachine):
         self.is_over = all(self.has_finished)
 
     @goes_on
-    @rule(num_rounds=st.integers(0, NUM_TOKENS + 2))
+    @rule(num_rounds=st.sampled_from([0, 1, 3, NUM_TOKENS + 1, NUM_TOKENS + 2]))
     def serve(self, num_rounds: int) -> None:
         """A server is well for some rounds of all texts."""
         for index in range(len(self.token_ids)):
-            self.start(index, self.model or "m")
+            if not self.is_over:
+                self.start(index, self.model or "m")
         for _ in range(num_rounds):
             for index in range(len(self.token_ids)):
                 self.finish(index)
                 if not self.is_over:
                     self.speak(index, 1)
+
+    @goes_on
+    @rule(count=st.integers(1, MAX_FRUITLESS + 1), seconds=st.sampled_from([0.0, 6.0]))
+    def break_servers(self, count: int, seconds: float) -> None:
+        """Servers take it, one after the other, and break without a token."""
+        for _ in range(count):
+            self.serve(0)
+            self.now += seconds
+            if not self.is_over:
+                self.fail(Code.UNAVAILABLE, is_of_request=False)
 
     @goes_on
     @rule()
@@ -253,7 +264,7 @@ class AnyCourse(RuleBasedStateMachine):
             self.broken_at = self.now
         says_nothing = self.has_progress or self.was_slow or (not self.is_taken and code in REFUSALS)
         self.num_fruitless += was_taken and not says_nothing
-        decision = self.generation.on_error(self.now, code, [FAILS_AGAIN] if is_of_request else [])
+        pause_s = self.generation.on_error(self.now, code, [FAILS_AGAIN] if is_of_request else [])
         is_wrong = code not in BROKEN or is_of_request
         may_not = not self.resumes and (was_taken or code not in REFUSALS)
         is_final = is_wrong or may_not or self.now >= self.deadline
@@ -262,15 +273,15 @@ class AnyCourse(RuleBasedStateMachine):
             is_final = self.now - self.broken_at >= RESUME_TIMEOUT_S or self.num_fruitless > MAX_FRUITLESS
         elif not is_final:
             # No server has taken it: each is asked at least once, and not for ever.
-            is_final = isinstance(decision, Raise)
+            is_final = pause_s is None
             is_alone_and_full = code is Code.RESOURCE_EXHAUSTED and self.num_replicas == 1
             assert not is_final or min(self.num_asked) or is_alone_and_full
             assert is_final or min(self.num_asked) < NUM_ROUNDS or (self.resumes and self.waits)
             assert is_final or not min(self.num_asked) or self.waits
-        assert isinstance(decision, Raise) is is_final
-        if isinstance(decision, Retry):
-            assert 0 <= decision.after_s <= 1.2 * LAST_PAUSE_S
-            self.now += decision.after_s
+        assert (pause_s is None) is is_final
+        if pause_s is not None:
+            assert 0 <= pause_s <= 1.2 * LAST_PAUSE_S
+            self.now += pause_s
             assert self.now <= self.deadline
             self.open_call()
         self.is_over = is_final
@@ -295,3 +306,63 @@ class AnyCourse(RuleBasedStateMachine):
 
 TestAnyCourse = AnyCourse.TestCase
 TestAnyCourse.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def course(**options: float) -> ResumableGeneration:
+    """A generation of one text, with one replica, at second 0."""
+    timeouts = {"resume_timeout_s": RESUME_TIMEOUT_S, "stall_timeout_s": STALL_TIMEOUT_S}
+    generation = ResumableGeneration(GenerateRequest(), Replicas(["host:1"]), 0.0, **(timeouts | options))
+    generation.begin(0.0)
+    return generation
+
+
+def broken(**options: float) -> ResumableGeneration:
+    """One whose first call has broken at once, and whose second begins."""
+    generation = course(**options)
+    generation.on_message(0.0, GenerateResponse(started=Started(model=info())))
+    assert generation.on_error(0.0, Code.UNAVAILABLE) is not None
+    generation.begin(0.0)
+    return generation
+
+
+READING = GenerateResponse(reading=Reading(num_read_tokens=1, num_tokens=2))
+
+
+def test_a_server_that_reads_has_taken_the_text_over_and_may_take_its_time() -> None:
+    silent, reading = broken(), broken()
+    reading.on_message(1.0, READING)
+    assert silent.on_error(RESUME_TIMEOUT_S, Code.UNAVAILABLE) is None
+    assert reading.on_error(10 * RESUME_TIMEOUT_S, Code.UNAVAILABLE) is not None
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_silence_is_no_reason_to_suspect_the_request_unless_it_comes_after_the_reading_was_told_of(reads: bool) -> None:
+    generation = course(resume_timeout_s=1e6)
+    for _ in range(MAX_FRUITLESS + 1):
+        generation.on_message(0.0, GenerateResponse(started=Started()))
+        if reads:
+            generation.on_message(0.0, READING)
+        generation.on_silence(STALL_TIMEOUT_S)
+        pause_s = generation.on_error(STALL_TIMEOUT_S, Code.UNAVAILABLE)
+        generation.begin(STALL_TIMEOUT_S)
+    assert (pause_s is None) is reads
+
+
+def test_another_model_may_begin_a_text_that_none_has_begun() -> None:
+    generation = course()
+    for model_id in ("m", "n"):
+        assert generation.check_model(info(model_id=model_id)) is None
+    generation.on_message(0.0, GenerateResponse(started=Started(model=info(model_id="n"))))
+    lost = generation.check_model(info(model_id="m"))
+    assert lost == Lost("host:1 serves m in bfloat16; the generation was begun by n in bfloat16")
+
+
+def test_a_server_has_a_chance_to_answer_also_when_the_time_is_nearly_over() -> None:
+    generation = broken()
+    generation.begin(RESUME_TIMEOUT_S - 0.1)
+    assert generation.await_message(RESUME_TIMEOUT_S - 0.1) == LAST_CHANCE_S
+
+
+def test_a_pause_ends_with_the_time_of_the_call() -> None:
+    generation = broken(timeout_s=0.01)
+    assert 0 < (generation.on_error(0.0, Code.UNAVAILABLE) or 0) <= 0.01

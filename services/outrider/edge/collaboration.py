@@ -117,11 +117,11 @@ class Collaboration:
 
     # Down: what the verifier sends.
 
-    def take(self, response: verifier_pb2.CollaborateResponse) -> verifier_pb2.GenerateResponse | None:
+    def on_response(self, response: verifier_pb2.CollaborateResponse) -> verifier_pb2.GenerateResponse | None:
         """Learns from a response of the verifier; returns what the application should get of it."""
         try:
             if not self._is_over:
-                self._learn(response)
+                self._learn_response(response)
         except (InvalidParameter, RpcError) as error:
             # Not an error of the generation: its text needs no drafts.
             log.error("edge.cannot_draft", session_id=self._session_id, reason=str(error))
@@ -145,7 +145,7 @@ class Collaboration:
                 return verifier_pb2.GenerateResponse(prompt_logprobs=response.prompt_logprobs)
         return None
 
-    def _learn(self, response: verifier_pb2.CollaborateResponse) -> None:
+    def _learn_response(self, response: verifier_pb2.CollaborateResponse) -> None:
         match response.WhichOneof("event"):
             case "started" if self._asks_for_prompt:
                 self._prompt_token_ids = tuple(response.started.prompt_token_ids)

@@ -23,7 +23,6 @@ from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, detail
 from outrider.peers.reconnecting import is_overwritten
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
-from outrider.wire.attempts import Raise
 from outrider.wire.channels import require_message
 from outrider.wire.convert import missing_peer
 from outrider.wire.errors import RpcError, Unavailable
@@ -117,15 +116,15 @@ class Relay:
         if self._was_overwritten:
             # Hidden twice in a row: all that is known is that the verifier has ended the call.
             failure = self._ended_early(upstream)
-        decision = self._state.on_error(time.monotonic(), code_of(failure), details_of(failure))
-        self._upstreams.leave(upstream, failure)
+        pause_s = self._state.on_error(time.monotonic(), code_of(failure), details_of(failure))
+        self._upstreams.on_failure(upstream, failure)
         self._upstream = None
-        if isinstance(decision, Raise):
+        if pause_s is None:
             raise failure
         if self._session_id:
             upstream.state.num_reconnects += 1
             log.warning("session.interrupted", session_id=self._session_id, reason=text_of(failure))
-        await asyncio.sleep(decision.after_s)
+        await asyncio.sleep(pause_s)
 
     async def _attempt(self, upstream: Upstream) -> None:
         """Makes one call, or two where the first is refused for its drafts."""
@@ -186,7 +185,7 @@ class Relay:
             try:
                 async for response in self._responses(call):
                     has_begun = True
-                    event = collaboration.take(response)
+                    event = collaboration.on_response(response)
                     # Kept for a next call, which can then draft from its beginning.
                     self._prompt_token_ids = collaboration.prompt_token_ids
                     if event is not None:
@@ -195,7 +194,7 @@ class Relay:
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION or has_begun:
                     raise
                 # If it was not for the drafts, the plain call will be refused in the same words.
-                upstream.forget()
+                upstream.forget_info()
                 return error.details() or error.code().name
             finally:
                 call.cancel()

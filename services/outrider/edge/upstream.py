@@ -15,7 +15,7 @@ from outrider.peers.channel import PeerState
 from outrider.peers.reconnecting import reason_of, wait_before_retry
 from outrider.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.wire.attempts import Attempts, Raise, Replicas
+from outrider.wire.attempts import Attempts, Replicas
 from outrider.wire.channels import NOT_TAKEN
 from outrider.wire.details import rich_details
 from outrider.wire.errors import RpcError, Unavailable
@@ -84,7 +84,7 @@ class Upstream:
             is_hurried = timeout_s is not None and timeout_s < INFO_TIMEOUT_S
             limit_s = timeout_s if is_hurried else INFO_TIMEOUT_S
             try:
-                self.know(await self.stub().GetInfo(verifier_pb2.GetInfoRequest(), timeout=limit_s))
+                self.learn_info(await self.stub().GetInfo(verifier_pb2.GetInfoRequest(), timeout=limit_s))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or is_hurried:
                     raise
@@ -92,12 +92,12 @@ class Upstream:
         assert self._info is not None
         return self._info
 
-    def know(self, info: verifier_pb2.GetInfoResponse) -> None:
+    def learn_info(self, info: verifier_pb2.GetInfoResponse) -> None:
         """Keeps the verifier's description."""
         self._info = info
         self.state.up()
 
-    def forget(self) -> None:
+    def forget_info(self) -> None:
         """Drops the description, which may not hold any more."""
         self._info = None
 
@@ -125,11 +125,11 @@ class Upstreams:
     def __getitem__(self, number: int) -> Upstream:
         return self._all[number]
 
-    def leave(self, upstream: Upstream, failure: Failure) -> None:
+    def on_failure(self, upstream: Upstream, failure: Failure) -> None:
         """Takes in that a verifier has failed, or is full. Which one is asked next is for `replicas` to say."""
         # Another process may answer at this address when it is back. One that is only full stays as it is known.
         if code_of(failure) in NOT_TAKEN:
-            upstream.forget()
+            upstream.forget_info()
             upstream.state.down(text_of(failure))
             self._was_left.set()
 
@@ -141,8 +141,8 @@ class Upstreams:
             try:
                 answer = await call(upstream.stub())
             except grpc.aio.AioRpcError as error:
-                self.leave(upstream, error)
-                if isinstance(attempts.on_error(time.monotonic(), error.code(), rich_details(error)), Raise):
+                self.on_failure(upstream, error)
+                if attempts.on_error(time.monotonic(), error.code(), rich_details(error)) is None:
                     raise
             else:
                 attempts.on_answer(time.monotonic())
@@ -174,8 +174,10 @@ class Upstreams:
         try:
             await upstream.info(None)
         except (grpc.aio.AioRpcError, RpcError) as error:
-            self.leave(upstream, error)
-            self.replicas.failed(upstream.number, time.monotonic(), time.monotonic() - began_at)
+            self.on_failure(upstream, error)
+            now = time.monotonic()
+            with self.replicas as loads:
+                loads.failed(upstream.number, now, now - began_at)
             cause = cause_of(error)
             self._problem = f"not reachable ({cause})" if cause else f"not ready ({text_of(error)})"
             return False

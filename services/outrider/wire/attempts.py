@@ -10,13 +10,11 @@ import math
 import random
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import grpc
 from google.protobuf.message import Message
 
 from outrider.core.load import ReplicaLoads
-from outrider.v1 import verifier_pb2
 from outrider.wire.channels import NOT_TAKEN, doubled, first_turn
 from outrider.wire.details import retry_after_s
 
@@ -30,7 +28,7 @@ come here."""
 
 
 class Replicas:
-    """Holds what is known of the replicas of one verifier, and chooses the one for the next call. Thread-safe."""
+    """Holds the replicas of one verifier, and what is known of their loads: `with` gives it to one thread at a time."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
@@ -39,63 +37,14 @@ class Replicas:
         self.has_answered = False
         """True once one of them has answered."""
         self.is_closed = False
-        """True once whoever calls them has stopped: nothing is tried again."""
+        """True once their caller has stopped: nothing is tried again."""
 
-    def choose(self, now: float, num_failures: Sequence[int] = (), generation: object | None = None) -> int:
-        """Returns the number of the replica to ask. See `ReplicaLoads.choose`."""
-        with self._lock:
-            return self._loads.choose(now, num_failures, generation)
+    def __enter__(self) -> ReplicaLoads:
+        self._lock.acquire()
+        return self._loads
 
-    def begin(self, number: int, generation: object) -> None:
-        """Counts a generation that goes to a replica, whatever that has to do."""
-        with self._lock:
-            self._loads.begin(number, generation)
-
-    def started(self, number: int, now: float, generation: object, load: verifier_pb2.VerifierLoad) -> None:
-        """Takes in that a replica has begun with a generation, and what it says of its load; nothing if that is empty,
-        as of an older server."""
-        with self._lock:
-            self._loads.started(
-                number,
-                generation,
-                now,
-                num_sessions=load.num_sessions,
-                num_queued=load.num_queued,
-                max_num_sessions=load.max_num_sessions,
-            )
-
-    def ended(self, number: int, generation: object) -> None:
-        """Takes in that a generation is over at a replica."""
-        with self._lock:
-            self._loads.end(number, generation)
-
-    def answered(self, number: int) -> None:
-        """Takes in that a replica has answered: it gets calls in its turn again."""
-        self.has_answered = True
-        self._loads.answered(number)
-
-    def failed(self, number: int, now: float, silent_s: float) -> None:
-        """Takes in that a replica has failed after sending nothing for `silent_s`, and is to be left alone for a
-        while."""
-        with self._lock:
-            self._loads.failed(number, now, silent_s)
-
-    def has_fresh(self, now: float) -> bool:
-        """Returns True if a replica has not just failed."""
-        return self._loads.has_fresh(now)
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Says that there is to be another attempt."""
-
-    after_s: float
-    """Seconds to wait before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Raise:
-    """Says that the error is final."""
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Attempts:
@@ -129,21 +78,24 @@ class Attempts:
 
     @property
     def is_closed(self) -> bool:
-        """True once whoever calls has stopped."""
+        """True once the caller has stopped."""
         return self._replicas.is_closed
 
     def begin(self, now: float) -> int:
         """Begins an attempt; returns the number of the replica to ask."""
-        self.replica, self._last_message_at = self._replicas.choose(now, self._num_failures), now
+        with self._replicas as loads:
+            self.replica = loads.choose(now, self._num_failures)
+        self._last_message_at = now
         return self.replica
 
     def on_answer(self, now: float) -> None:
         """Takes in that the replica has sent something."""
-        self._last_message_at = now
-        self._replicas.answered(self.replica)
+        self._last_message_at, self._replicas.has_answered = now, True
+        with self._replicas as loads:
+            loads.answered(self.replica)
 
-    def on_error(self, now: float, code: grpc.StatusCode, details: Sequence[Message] = ()) -> Retry | Raise:
-        """Takes in a failed attempt.
+    def on_error(self, now: float, code: grpc.StatusCode, details: Sequence[Message] = ()) -> float | None:
+        """Takes in a failed attempt. Returns the seconds to wait before the next one; None: the error is final.
 
         Args:
             now: The time.
@@ -151,15 +103,14 @@ class Attempts:
             details: What came with it, messages of google.rpc.
         """
         if not self._may_go_on(code, details) or self.is_closed or now >= self._deadline:
-            return Raise()
+            return None
         # One that is full says when it may have room. One that drains does, too; another process is there sooner.
         is_full = code is grpc.StatusCode.RESOURCE_EXHAUSTED
         advised_s = (retry_after_s(details) if is_full else None) or 0.0
-        self._replicas.failed(self.replica, now, max(now - self._last_message_at, advised_s))
+        with self._replicas as loads:
+            loads.failed(self.replica, now, max(now - self._last_message_at, advised_s))
         self._num_failures[self.replica] += 1
-        if self._has_tried_enough(now, code, details):
-            return Raise()
-        return Retry(self._pause_s(now))
+        return None if self._has_tried_enough(now, code, details) else self._pause_s(now)
 
     def _may_go_on(self, code: grpc.StatusCode, details: Sequence[Message]) -> bool:
         """Returns False if an error would come again, wherever the call goes."""
@@ -185,8 +136,9 @@ class Attempts:
 
     def _pause_s(self, now: float) -> float:
         """Returns 0 until every replica has failed as often as the others; then more each time."""
-        if self._replicas.has_fresh(now) or min(self._num_failures) <= self._num_pauses:
-            return 0.0
+        with self._replicas as loads:
+            if loads.has_fresh(now) or min(self._num_failures) <= self._num_pauses:
+                return 0.0
         # Callers that were refused together must not come back together.
         pause_s = doubled(FIRST_PAUSE_S, LAST_PAUSE_S, self._num_pauses) * random.uniform(0.8, 1.2)
         self._num_pauses += 1

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from outrider.core.tree import TokenId
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider.wire.attempts import REFUSALS, Attempts, Raise, Replicas, Retry
+from outrider.wire.attempts import REFUSALS, Attempts, Replicas
 from outrider.wire.channels import NOT_TAKEN
 from outrider.wire.details import fails_again, retry_after_s
 
@@ -157,10 +157,11 @@ class ResumableGeneration(Attempts):
     def begin(self, now: float, replica: int | None = None) -> int:
         """Begins a call; returns the number of the replica to ask. `replica`: this one, whatever it has to do."""
         self._call = _Call()
-        if replica is None:
-            replica = self._replicas.choose(now, self._num_failures, self)
-        else:
-            self._replicas.begin(replica, self)
+        with self._replicas as loads:
+            if replica is None:
+                replica = loads.choose(now, self._num_failures, self)
+            else:
+                loads.begin(replica, self)
         self.replica, self._last_message_at = replica, now
         return replica
 
@@ -210,7 +211,16 @@ class ResumableGeneration(Attempts):
         if event == "started":
             if (lost := self.check_model(response.started.model)) is not None:
                 return lost
-            self._replicas.started(self.replica, now, self, response.started.load)
+            load = response.started.load  # empty of an older server
+            with self._replicas as loads:
+                loads.started(
+                    self.replica,
+                    self,
+                    now,
+                    num_sessions=load.num_sessions,
+                    num_queued=load.num_queued,
+                    max_num_sessions=load.max_num_sessions,
+                )
         self.on_answer(now)
         self._call.has_spoken = True
         if event == "waiting":
@@ -245,19 +255,20 @@ class ResumableGeneration(Attempts):
         silent_s = now - self._last_message_at
         return Lost(f"{self.address} has told nothing of the generation for {silent_s:.3g} s")
 
-    def on_error(self, now: float, code: grpc.StatusCode, details: Sequence[Message] = ()) -> Retry | Raise:
+    def on_error(self, now: float, code: grpc.StatusCode, details: Sequence[Message] = ()) -> float | None:
         """Takes in a failed call. See `Attempts.on_error`."""
         self.end()
-        decision = super().on_error(now, code, details)
-        if isinstance(decision, Raise):
+        pause_s = super().on_error(now, code, details)
+        if pause_s is None:
             self.phase = Phase.FAILED
         elif self.phase is Phase.RUNNING:
             self.phase = Phase.BROKEN
-        return decision
+        return pause_s
 
     def end(self) -> None:
         """Takes in that no call of the generation runs any more."""
-        self._replicas.ended(self.replica, self)
+        with self._replicas as loads:
+            loads.end(self.replica, self)
 
     def _may_go_on(self, code: grpc.StatusCode, details: Sequence[Message]) -> bool:
         # A call that no server has taken yet is tried elsewhere in any case: there is no text to go on with.

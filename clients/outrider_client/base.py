@@ -146,14 +146,16 @@ class BaseClient(Generic[_Channel]):
     ) -> tuple[ResumableGeneration, GenerationTrace, OpenCall[_Call]]:
         """Returns what a generation is made of; `methods` has the method of each replica. Raises ValueError for a
         timeout that is not positive."""
+        resume_timeout_s = _seconds("resume_timeout_s", options.get("resume_timeout_s"), RESUME_TIMEOUT_S)
         state = ResumableGeneration(
             request,
             self._replicas,
             time.monotonic(),
             timeout_s=options.get("timeout_s"),
             resumes=options.get("resume") is not False,
-            resume_timeout_s=_seconds("resume_timeout_s", options.get("resume_timeout_s"), RESUME_TIMEOUT_S),
+            resume_timeout_s=resume_timeout_s,
             stall_timeout_s=_seconds("stall_timeout_s", options.get("stall_timeout_s"), STALL_TIMEOUT_S),
+            wait_s=resume_timeout_s,
         )
         trace = GenerationTrace(request)
         # Made once: all calls of a generation belong to one span.

@@ -27,7 +27,8 @@ def the_first_replica_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def generation(replicas: Replicas) -> ResumableGeneration:
     """A generation that has not begun."""
-    return ResumableGeneration(GenerateRequest(), replicas, NOW, resume_timeout_s=30.0, stall_timeout_s=30.0)
+    timeouts = {"resume_timeout_s": 30.0, "stall_timeout_s": 30.0, "wait_s": 30.0}
+    return ResumableGeneration(GenerateRequest(), replicas, NOW, **timeouts)
 
 
 def begun(replicas: Replicas, load: VerifierLoad | None = None, now: float = NOW) -> ResumableGeneration:

@@ -36,9 +36,9 @@ class Phase(Enum):
     ASKING = "asking"
     """No server has taken it yet. Any model may begin it."""
     RUNNING = "running"
-    """The server that has the call has taken it."""
+    """The server that has, or had, the latest call has taken it."""
     BROKEN = "broken"
-    """A server had taken it and the call broke; no other one has taken it since."""
+    """A server had taken it; the server that has the next call has not taken it yet."""
     FINISHED = "finished"
     """All its texts have come to their ends."""
     FAILED = "failed"
@@ -114,7 +114,7 @@ class ResumableGeneration(Attempts):
         resumes: bool = True,
         resume_timeout_s: float,
         stall_timeout_s: float,
-        wait_s: float | None = None,
+        wait_s: float,
     ) -> None:
         """
         Args:
@@ -125,9 +125,8 @@ class ResumableGeneration(Attempts):
             resumes: False means that it ends with the first call that a server has taken.
             resume_timeout_s: Time for which a generation that has begun looks for a server to go on.
             stall_timeout_s: Time for which a server may be silent; infinity means no limit.
-            wait_s: Time for which a generation that has not begun looks for a server; None means as long as to go on.
+            wait_s: Time for which a generation that has not begun looks for a server. Each is asked once.
         """
-        wait_s = resume_timeout_s if wait_s is None else wait_s
         super().__init__(replicas, now, timeout_s=timeout_s, wait_s=wait_s)
         self.phase = Phase.ASKING
         self._request, self._resumes = request, resumes
@@ -157,6 +156,8 @@ class ResumableGeneration(Attempts):
     def begin(self, now: float, replica: int | None = None) -> int:
         """Begins a call; returns the number of the replica to ask. `replica`: this one, whatever it has to do."""
         self._call = _Call()
+        if self.phase is Phase.RUNNING:
+            self.phase = Phase.BROKEN
         with self._replicas as loads:
             if replica is None:
                 replica = loads.choose(now, self._num_failures, self)
@@ -261,8 +262,6 @@ class ResumableGeneration(Attempts):
         pause_s = super().on_error(now, code, details)
         if pause_s is None:
             self.phase = Phase.FAILED
-        elif self.phase is Phase.RUNNING:
-            self.phase = Phase.BROKEN
         return pause_s
 
     def end(self) -> None:

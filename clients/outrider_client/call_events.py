@@ -63,7 +63,7 @@ class CallEvents:
         events, self._events = self._events, []
         return events
 
-    def add(self, content: str) -> None:
+    def add_content(self, content: str) -> None:
         """Adds text around the calls."""
         self._events.append(content)
 

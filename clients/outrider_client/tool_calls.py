@@ -148,7 +148,7 @@ class ToolCallStream:
             text.position += len(marker)
             has_calls |= yield from self._read_calls(marked[marker], marker)
         if self._space and not has_calls:
-            self._told.add(self._space)
+            self._told.add_content(self._space)
 
     def _read_calls(self, form: _Form, opener: str) -> Reading[bool]:
         """Reads the calls of one form. Returns False if there are none; then the opener alone was read, as text."""
@@ -171,7 +171,7 @@ class ToolCallStream:
 
     def _emit(self, content: str) -> None:
         if content:
-            self._told.add(self._space + content)
+            self._told.add_content(self._space + content)
             self._space = ""
         if self._text.position > len(self._text.text) // 2:
             self._text.forget()

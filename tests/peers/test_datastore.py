@@ -24,7 +24,7 @@ async def test_tokens_arrive_in_order_and_the_end_of_a_session_arrives_last() ->
         stream = retrieve(peer, "s", committed, Listener())
         for token in range(4, 100):
             committed.append(token)
-            stream.commit([Source.TARGET])
+            stream.record_verdict([Source.TARGET])
         stream.close()
         await until(lambda: "s" in datastore.ended)
         assert datastore.tokens["s"] == list(range(1, 100))
@@ -39,7 +39,7 @@ async def test_a_lost_stream_loses_no_token_no_rejection_and_no_count() -> None:
         await until(lambda: len(datastore.tokens.get("s", ())) == 40)
         datastore.fail_records_from = datastore.num_records + 1
         committed.extend([2, 3])
-        stream.commit([Source.PRIOR, Source.TARGET], [9, 8])
+        stream.record_verdict([Source.PRIOR, Source.TARGET], [9, 8])
         stream.close()
         await until(lambda: "s" in datastore.ended)
         assert datastore.num_record_streams == 2
@@ -57,7 +57,7 @@ async def test_a_datastore_that_has_lost_tokens_gets_them_again() -> None:
         await until(lambda: len(datastore.tokens.get("s", ())) == 50)
         del datastore.tokens["s"][20:]  # as after a restart of its Redis
         committed.append(50)
-        stream.commit([Source.TARGET])
+        stream.record_verdict([Source.TARGET])
         stream.close()
         await until(lambda: "s" in datastore.ended)
         assert datastore.tokens["s"] == list(range(51))
@@ -84,7 +84,7 @@ async def test_a_session_that_is_refused_does_not_hold_up_the_others_and_every_t
         bad = retrieve(peer, "bad", committed, Listener())
         await until(lambda: peer.state.num_shed_tokens == 40)
         committed.extend([2, 3])
-        bad.commit([Source.TARGET] * 2)
+        bad.record_verdict([Source.TARGET] * 2)
         bad.close()
         good = retrieve(peer, "good", [1] * 40, Listener())
         good.close()
@@ -125,7 +125,7 @@ async def test_without_the_rejected_tier_no_rejection_is_recorded() -> None:
             committed = [1, 2, 3]
             stream = retrieve(peer, name, committed, Listener(), plan)
             committed.extend([4, 5])
-            stream.commit([Source.PRIOR, Source.TARGET], [9, 8])
+            stream.record_verdict([Source.PRIOR, Source.TARGET], [9, 8])
             stream.close()
             await until(lambda name=name: name in datastore.ended)
         [rejection] = datastore.rejections

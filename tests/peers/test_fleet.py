@@ -33,7 +33,7 @@ class Session:
 
     def commit(self) -> None:
         self.text.append(len(self.text) + 1)
-        self.stream.commit()
+        self.stream.send_commit()
 
 
 @dataclass
@@ -334,7 +334,7 @@ async def test_a_target_that_is_lost_during_a_move_costs_nothing(two: Fleet) -> 
 async def test_sessions_that_pause_are_not_moved(two: Fleet) -> None:
     sessions, moving = await uneven(two)
     for session in sessions:
-        session.stream.steer(PAUSE)
+        session.stream.send_steering(PAUSE)
     assert not moving.stream.tend()
     await until(lambda: two.num_streams == (3, 0))
     assert await two.balanced() == 0
@@ -343,8 +343,8 @@ async def test_sessions_that_pause_are_not_moved(two: Fleet) -> None:
 async def test_what_was_steered_is_told_to_the_next_speculator(two: Fleet) -> None:
     [session] = await two.begun(1)
     origin, other, name = (two.a, two.b, "a") if two.a.num_streams else (two.b, two.a, "b")
-    session.stream.steer(Steering(forward_us=7))
-    session.stream.steer(Steering(round_trip_us=9))
+    session.stream.send_steering(Steering(forward_us=7))
+    session.stream.send_steering(Steering(round_trip_us=9))
     await until(lambda: sum(each.round_trip_us for each in origin.steerings) == 9)
     await two.stop(name)
     await until(lambda: other.steerings)

@@ -96,7 +96,7 @@ async def test_questions_that_come_too_fast_give_way_to_the_latest() -> None:
         await until(lambda: len(datastore.lookups) == 1)
         for token in range(2, 50):
             committed.append(token)
-            stream.commit([Source.TARGET])
+            stream.record_verdict([Source.TARGET])
             stream.look_up()
         datastore.holds_lookups.set()
         await until(lambda: len(listener.answers) == 2)

@@ -59,7 +59,7 @@ async def test_what_sessions_say_in_one_turn_of_the_loop_is_one_message(speculat
         speculator.messages.clear()
         for stream, text in zip(streams, texts, strict=True):
             text.append(3)
-            stream.commit()
+            stream.send_commit()
         await until(lambda: len(speculator.commits) == NUM_SESSIONS)
         assert speculator.messages == [["commit"] * NUM_SESSIONS]
         for stream in streams[1:]:
@@ -118,7 +118,7 @@ async def test_contents_that_cannot_be_lose_their_own_session(speculator: Counti
         await until(lambda: bad.absences == [Absence.UNUSABLE])
         text.append(3)
         before = good.num_drafts
-        streams[1].commit()
+        streams[1].send_commit()
         await until(lambda: good.num_drafts > before)
         assert good.num_detached == 0
         for stream in streams:

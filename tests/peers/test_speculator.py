@@ -39,7 +39,7 @@ async def test_a_silent_speculator_is_given_up_and_told_everything_anew(speculat
         began = time.monotonic()
         for token in range(3, 20):
             committed.append(token)
-            stream.commit()
+            stream.send_commit()
             await until(lambda token=token: len(speculator.commits) > token - 3)
         await until(lambda: listener.num_detached == 1)
         assert MIN_SILENCE_S <= time.monotonic() - began < MIN_SILENCE_S + 1
@@ -62,7 +62,7 @@ async def test_bytes_are_counted_both_ways_over_all_streams(speculator: Scripted
         async with serving(speculator, address):
             await until(lambda: len(speculator.opened) == 2)
             committed.extend([3, 4, 5])
-            stream.commit()
+            stream.send_commit()
             await until(lambda: speculator.commits)
             await until(lambda: stream.traffic.num_bytes_received == speculator.num_bytes_said)
             await until(lambda: stream.traffic.num_bytes_sent == speculator.num_bytes_heard)
@@ -78,13 +78,13 @@ async def test_nobody_is_given_up_who_is_told_nothing_or_to_pause(speculator: Sc
         await until(lambda: listener.num_drafts)
         speculator.is_silent = True
         committed.append(3)
-        stream.commit()
+        stream.send_commit()
         await asyncio.sleep(MIN_SILENCE_S + 0.3)  # one commit may have no answer
-        stream.steer(Steering(SpeculationParams(OFF, 8, 32)))
+        stream.send_steering(Steering(SpeculationParams(OFF, 8, 32)))
         await until(lambda: speculator.steerings)
         for num in range(2, 8):
             committed.extend([3] * speculator_peer.MAX_PAUSED_TOKENS)
-            stream.commit()
+            stream.send_commit()
             await until(lambda num=num: len(speculator.commits) == num)
         await asyncio.sleep(MIN_SILENCE_S + 0.3)
         assert listener.num_detached == 0
@@ -98,18 +98,18 @@ async def test_a_speculator_that_pauses_is_told_what_was_said_before_it_is_to_go
         listener, committed = Listener(), [1, 2]
         stream = speculate(peer, listener, committed)
         await until(lambda: listener.num_drafts)
-        stream.steer(Steering(SpeculationParams(OFF, 8, 32)))
+        stream.send_steering(Steering(SpeculationParams(OFF, 8, 32)))
         await until(lambda: len(speculator.steerings) == 1)
         for token in range(3, 10):
             committed.append(token)
-            stream.commit()
+            stream.send_commit()
             await asyncio.sleep(0)
-        stream.steer(Steering(SpeculationParams(PEARL, 8, 32)))
+        stream.send_steering(Steering(SpeculationParams(PEARL, 8, 32)))
         await until(lambda: len(speculator.steerings) == 2)
         [commit] = speculator.commits
         assert (commit.base_len, list(commit.token_ids)) == (2, list(range(3, 10)))
         committed.append(10)
-        stream.commit()
+        stream.send_commit()
         await until(lambda: len(speculator.commits) == 2)
         stream.close()
 
@@ -126,7 +126,7 @@ async def test_a_connection_that_something_on_the_way_has_forgotten_is_replaced(
         for stream, text in zip(streams, texts, strict=True):
             for token in range(3, 9):
                 text.append(token)
-                stream.commit()
+                stream.send_commit()
                 await asyncio.sleep(0.01)
         await until(lambda: all(one.num_drafts > num for one, num in zip(listeners, before, strict=True)))
         assert time.monotonic() - began < MIN_SILENCE_S + RECOVERY_S  # gRPC by itself: 30 s
@@ -248,7 +248,7 @@ async def test_a_session_that_is_refused_for_itself_leaves_the_others_alone(
         await until(lambda: refused.num_detached)
         assert peer.breaker.is_closed
         committed.append(3)
-        first.commit()
+        first.send_commit()
         await until(lambda: well.num_drafts > 1)
         assert well.num_detached == 0
         speculator.refusal = None
@@ -288,9 +288,9 @@ async def test_of_a_steering_only_what_is_new_is_sent(speculator: ScriptedSpecul
         listener = Listener()
         stream = speculate(peer, listener, [1, 2])
         await until(lambda: listener.num_drafts)
-        stream.steer(Steering(SpeculationParams(PEARL, 8, 32)))
+        stream.send_steering(Steering(SpeculationParams(PEARL, 8, 32)))
         await until(lambda: len(speculator.steerings) == 1)
-        stream.steer(Steering(forward_us=7))
+        stream.send_steering(Steering(forward_us=7))
         await until(lambda: len(speculator.steerings) == 2)
         first, second = speculator.steerings
         assert first.HasField("speculation")
@@ -304,12 +304,12 @@ async def test_a_steering_is_repeated_to_a_speculator_that_comes_back(speculator
         listener, committed = Listener(), [1, 2]
         stream = speculate(peer, listener, committed)
         await until(lambda: listener.num_drafts)
-        stream.steer(Steering(forward_us=7))
+        stream.send_steering(Steering(forward_us=7))
         await until(lambda: speculator.steerings)
         speculator.is_silent = True
         for token in range(3, 20):
             committed.append(token)
-            stream.commit()
+            stream.send_commit()
             await until(lambda token=token: len(speculator.commits) > token - 3)
         await until(lambda: listener.num_detached)
         speculator.is_silent = False

@@ -143,7 +143,7 @@ async def test_a_datastore_s_streams_are_opened_again(peer_and_address: tuple[Pe
     await until(ask_again)
     await until(lambda: tiers.prior is not None)
     committed.append(3)
-    stream.commit([Source.TARGET])
+    stream.record_verdict([Source.TARGET])
     stream.close()
     await until(lambda: 3 in server.recorded)
     await peer.close()

@@ -433,10 +433,10 @@ async def test_commits_of_a_pause_are_joined_and_told_when_it_goes_on() -> None:
     target = Target(text)
     session = speculator(target, drafter).speculate(SPEC, text, Listener())
     name = f"{SPEC.session_id}/1"
-    session.steer(PAUSE)
+    session.send_steering(PAUSE)
     for token_id in range(3, 3 + MAX_PAUSED_TOKENS + 1):
         target.commit(token_id)
-    session.steer(GO_ON)
+    session.send_steering(GO_ON)
     first, rest = tuple(text[2 : 2 + MAX_PAUSED_TOKENS]), tuple(text[2 + MAX_PAUSED_TOKENS :])
     assert drafter.told == [(name, PAUSE), (name, first, 0), (name, GO_ON), (name, rest, 0)]
 
@@ -448,7 +448,7 @@ async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones
     drafter, text, listener = Recorded(), [1, 2], Listener()
     target = Target(text)
     session = speculator(target, drafter).speculate(SPEC, text, listener)
-    session.steer(GO_ON)
+    session.send_steering(GO_ON)
     drafter.listeners[0].fail()
     drafter.listeners[0].send(draft(2, 1, 7))
     target.commit(3)

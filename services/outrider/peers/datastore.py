@@ -93,7 +93,7 @@ class DatastorePeer:
         Args:
             session_id: Id of the session, for the datastore's session tier.
             committed: Token ids of the prompt, and those generated so far. The caller adds to it what is committed
-                later, and calls `commit`.
+                later, and calls `record_verdict`.
             scope: The tiers that the session may read.
             contribute: True if other sessions of the scope may read this one's tokens.
             on_answer: Called on the event loop with the number of tokens before the continuation, and with it.
@@ -141,7 +141,7 @@ class RetrievalStream:
         self._recording = recorder.open(asker.scope, committed)
         self._lookups, self._asker, self._plan = lookups, asker, plan
 
-    def commit(self, sources: Sequence[Source], rejected: Sequence[TokenId] = ()) -> None:
+    def record_verdict(self, sources: Sequence[Source], rejected: Sequence[TokenId] = ()) -> None:
         """Records the tokens that a round has added to the committed ones: accepted draft tokens, and the target's own
         token after them.
 
@@ -154,7 +154,7 @@ class RetrievalStream:
             context = self._recording.committed[-plan.context_len - 1 : -1]
             rejection = pb.Rejection(context_token_ids=context, rejected_token_ids=rejected)
         accepted = Counter(source for source in sources if source in RETRIEVED)
-        self._recording.commit(len(sources), rejection, accepted)
+        self._recording.add_verdict(len(sources), rejection, accepted)
 
     def look_up(self, behind: Sequence[TokenId] = ()) -> None:
         """Asks what follows the committed tokens and the tokens `behind` them. Does nothing without a plan."""
@@ -166,5 +166,5 @@ class RetrievalStream:
 
     def close(self) -> None:
         """Ends the session: its last records are sent in the background."""
-        self._lookups.close(self._asker)
+        self._lookups.close_asker(self._asker)
         self._recording.end()

@@ -351,18 +351,18 @@ class FleetSession:
 
     # From the generation.
 
-    def commit(self) -> None:
+    def send_commit(self) -> None:
         """Sends the tokens that were added to the committed ones."""
         for leg in self._legs():
-            leg.stream.commit()
+            leg.stream.send_commit()
 
-    def steer(self, steering: Steering) -> None:
+    def send_steering(self, steering: Steering) -> None:
         """Sends measurements and decisions. Fields that are not set keep their last value."""
         self._steering = self._steering.then(steering)
         if self._steering.is_pause:
             self._give_up_move()  # no draft would end it
         for leg in self._legs():
-            leg.stream.steer(steering)
+            leg.stream.send_steering(steering)
 
     def close(self) -> None:
         """Ends the session on every speculator."""
@@ -377,7 +377,7 @@ class FleetSession:
         """Opens a stream at a speculator, which is told what was committed and steered so far."""
         stream = self._context.run(peer.speculate, self._spec, self._committed, listener, self.traffic)
         if self._steering != Steering():
-            stream.steer(self._steering)
+            stream.send_steering(self._steering)
         return stream
 
     def tend(self) -> bool:

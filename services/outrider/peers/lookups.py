@@ -78,7 +78,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
             self._due[asker] = None
             self._wake.set()
 
-    def close(self, asker: Asker) -> None:
+    def close_asker(self, asker: Asker) -> None:
         """Ends a session's lookups: a query that is not sent yet is dropped, one in flight is still answered."""
         asker.is_closed, asker.next_query = True, None
         self._due.pop(asker, None)

@@ -65,7 +65,7 @@ class Recording:
         """Names the session's trace in its first records."""
         self._recorder = recorder
 
-    def commit(self, num_tokens: int, rejection: pb.Rejection | None, accepted: Counter[Source]) -> None:
+    def add_verdict(self, num_tokens: int, rejection: pb.Rejection | None, accepted: Counter[Source]) -> None:
         """Records the tokens that a round has added to the committed ones.
 
         Args:

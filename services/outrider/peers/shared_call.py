@@ -30,7 +30,7 @@ class Member(Protocol):
     traffic: Traffic
     """Bytes that were exchanged for it so far: those of its own messages, without the message around them."""
 
-    def say(self, number: int, message: speculator_pb2.SpeculateRequest) -> int:
+    def add_requests(self, number: int, message: speculator_pb2.SpeculateRequest) -> int:
         """Adds what the session has to say now to a message; returns how many token ids that are.
 
         Args:
@@ -38,10 +38,10 @@ class Member(Protocol):
             message: May hold what other sessions say.
         """
 
-    def hear(self, response: speculator_pb2.SessionResponse) -> None:
+    def on_response(self, response: speculator_pb2.SessionResponse) -> None:
         """Takes in a response. Raises InvalidParameter for contents that are impossible."""
 
-    def lose(self, error: BaseException | None) -> None:
+    def on_call_over(self, error: BaseException | None) -> None:
         """Takes in that the session has no call any more, and why; None means that the peer has ended it in order."""
 
 
@@ -106,7 +106,7 @@ class SharedCall:
             self._is_over = True
             members, self._members = self._members, {}
             for member in members.values():
-                member.lose(end)
+                member.on_call_over(end)
 
     async def _attend(self, call: grpc.aio.StreamStreamCall[Any, speculator_pb2.SpeculateResponse]) -> None:
         writer = asyncio.create_task(write_all(call, self._messages()))
@@ -115,7 +115,7 @@ class SharedCall:
                 for response in require_message(message).sessions:
                     if (member := self._members.get(response.number)) is not None:
                         member.traffic.num_bytes_received += response.ByteSize()
-                        _hear(member, response)
+                        _pass_on(member, response)
         finally:
             writer.cancel()
             # A call that is only forgotten stays open until the garbage collector finds it.
@@ -133,7 +133,7 @@ class SharedCall:
                 number = next(iter(self._due))
                 del self._due[number]
                 traffics[number] = self._members[number].traffic
-                num_tokens += self._members[number].say(number, message)
+                num_tokens += self._members[number].add_requests(number, message)
             if not self._due:
                 self._wake.clear()
             if message.sessions:
@@ -144,8 +144,8 @@ class SharedCall:
                         traffic.num_bytes_sent += request.ByteSize()
 
 
-def _hear(member: Member, response: speculator_pb2.SessionResponse) -> None:
+def _pass_on(member: Member, response: speculator_pb2.SessionResponse) -> None:
     try:
-        member.hear(response)
+        member.on_response(response)
     except Exception as error:
-        member.lose(error)  # what comes in for one is no reason to lose the others
+        member.on_call_over(error)  # what comes in for one is no reason to lose the others

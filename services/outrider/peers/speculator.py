@@ -129,10 +129,10 @@ class Speculation(Protocol):
     traffic: Traffic
     """Bytes that were exchanged for this session so far."""
 
-    def commit(self) -> None:
+    def send_commit(self) -> None:
         """Tells of the tokens that were added to the committed ones."""
 
-    def steer(self, steering: Steering) -> None:
+    def send_steering(self, steering: Steering) -> None:
         """Tells of measurements and decisions. Fields that are not set keep their last value."""
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class SpeculatorPeer:
         """Records that it has refused a session for want of room."""
         self._full_until = asyncio.get_running_loop().time() + FULL_S
 
-    def report(self, load: speculator_pb2.SpeculatorLoad, stream: SpeculationStream | None = None) -> None:
+    def learn_load(self, load: speculator_pb2.SpeculatorLoad, stream: SpeculationStream | None = None) -> None:
         """Takes in what it says of its load, with the opening of `stream` if that is given."""
         self.load.report(load.num_sessions, load.max_num_sessions, load.busy_percent / 100, stream)
 
@@ -229,7 +229,7 @@ class SpeculatorPeer:
         Args:
             spec: The session.
             committed: Token ids of the prompt, and those generated so far. The caller adds to it what is committed
-                later, and calls `commit`.
+                later, and calls `send_commit`.
             listener: Receives the drafts.
             traffic: Counts the stream's bytes. None means counts of its own.
         """
@@ -299,13 +299,13 @@ class SpeculationStream(Reconnecting):
         """Number of streams in a row that were lost by silence, since the last draft."""
         self._answer_deadline = AnswerDeadline(peer.usual_answer_s, 0)
 
-    def commit(self) -> None:
+    def send_commit(self) -> None:
         """Sends the tokens that were added to the committed ones. Commits that the speculator is too slow for are
         joined, and so are those that come while it pauses."""
         if not self._is_paused or len(self._committed) - self._num_sent >= MAX_PAUSED_TOKENS:
             self._wake()
 
-    def steer(self, steering: Steering) -> None:
+    def send_steering(self, steering: Steering) -> None:
         """Sends measurements and decisions. Fields that are not set keep their last value."""
         self._steering = self._steering.then(steering)
         self._unsent = self._unsent.then(steering)
@@ -363,12 +363,12 @@ class SpeculationStream(Reconnecting):
             if error is not None:
                 raise error
 
-    def lose(self, error: BaseException | None) -> None:
+    def on_call_over(self, error: BaseException | None) -> None:
         """See `Member`."""
         if self._end is not None and not self._end.done():
             self._end.set_result(error)
 
-    def hear(self, response: speculator_pb2.SessionResponse) -> None:
+    def on_response(self, response: speculator_pb2.SessionResponse) -> None:
         """See `Member`."""
         self._expect_answer_by(None)
         match response.WhichOneof("event"):
@@ -377,13 +377,13 @@ class SpeculationStream(Reconnecting):
             case "opened":
                 self._open(response.opened)
             case "ended":
-                self.lose(ended_from_proto(response.ended))
+                self.on_call_over(ended_from_proto(response.ended))
 
     def _open(self, opened: speculator_pb2.SpeculateOpened) -> None:
         self._is_open = self._is_attached = True
         self._state.up()
         if opened.HasField("load"):
-            self._peer.report(opened.load, self)
+            self._peer.learn_load(opened.load, self)
         else:
             self._peer.load.opened(self)
         self._listener.on_attached(min(opened.forward_us, MAX_TIME_US))
@@ -393,7 +393,7 @@ class SpeculationStream(Reconnecting):
         self._answer_deadline.answered(self._clock())
         self._num_silent = 0
         if drafted.HasField("load"):
-            self._peer.report(drafted.load)
+            self._peer.learn_load(drafted.load)
         # Also of a draft that is dropped below: acknowledged is what has arrived, not what was used.
         self._last_node_id = last_node_id(drafted.draft)
         if self._limit.admits(drafted.draft):
@@ -440,7 +440,7 @@ class SpeculationStream(Reconnecting):
             breaker.trip(loss.reason)
         return 0.0
 
-    def say(self, number: int, message: speculator_pb2.SpeculateRequest) -> int:
+    def add_requests(self, number: int, message: speculator_pb2.SpeculateRequest) -> int:
         """See `Member`."""
         if not self._num_sent:
             # A speculator that comes back has forgotten everything.

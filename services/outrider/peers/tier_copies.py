@@ -123,7 +123,7 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
             await self._take_prior(response.prior)
         elif self._incoming is not None:
             self.shared = self._incoming
-            await _learn(self.shared, response.shared)
+            await _learn_run(self.shared, response.shared)
 
     def _lose(self, loss: Loss) -> float:
         if loss.cause is Cause.GARBAGE or loss.code is not grpc.StatusCode.OK:
@@ -156,7 +156,7 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
         log.info("datastore.prior_copied", num_tokens=self.prior.num_tokens if self.prior is not None else 0)
 
 
-async def _learn(tier: NgramTier, run: pb.SharedRun) -> None:
+async def _learn_run(tier: NgramTier, run: pb.SharedRun) -> None:
     """Learns a run in slices, with time for the sessions of this loop between them, as much as a slice has taken."""
     context, token_ids = run.context_token_ids[-NGRAM_ORDER:], run.token_ids[-MAX_RUN_TOKENS:]
     stream = [*context, *token_ids] if len(token_ids) == len(run.token_ids) else list(token_ids)

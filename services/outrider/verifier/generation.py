@@ -134,7 +134,7 @@ class Generation:
             self._open_speculation()
             steering = self._steering
         if self._speculation is not None:
-            self._speculation.steer(steering)
+            self._speculation.send_steering(steering)
 
     def _open_retrieval(self, datastore: DatastorePeer, tenant: str | None) -> None:
         spec, params = self.spec, self.spec.speculation
@@ -237,9 +237,9 @@ class Generation:
             self._speculation.close()
         self._committed.extend(verdict.token_ids)
         if self._speculation is not None and not is_over:
-            self._speculation.commit()
+            self._speculation.send_commit()
         if self._retrieval is not None and verdict.token_ids:
-            self._retrieval.commit(verdict.sources, verdict.rejected_token_ids)
+            self._retrieval.record_verdict(verdict.sources, verdict.rejected_token_ids)
             if requests.question is not None and not is_over:
                 self._retrieval.look_up(requests.question)
         self._events.put_nowait(verdict)

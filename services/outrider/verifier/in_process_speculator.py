@@ -253,10 +253,10 @@ class InProcessSession:
         self._retry: asyncio.TimerHandle | None = None
         self._open()
 
-    def commit(self) -> None:
+    def send_commit(self) -> None:
         """Does nothing: the target's engine has told the draft model's already."""
 
-    def steer(self, steering: Steering) -> None:
+    def send_steering(self, steering: Steering) -> None:
         """Tells the engine of measurements and decisions. Fields that are not set keep their last value."""
         was_paused, self._steering = self._steering.is_pause, self._steering.then(steering)
         if (opening := self._opening) is not None:

@@ -1,7 +1,7 @@
 """The blocking client of a verifier: `client.py` without asyncio, over a blocking channel.
 
-It uses a blocking channel, not a private event loop in a thread: that works beside any loop of the caller's, and Ctrl-C
-reaches the thread that reads. What both clients share is in `base.py`.
+It uses a blocking channel, not a private event loop in a thread: that works next to any loop of the caller's, and
+Ctrl-C reaches the thread that reads. What both clients share is in `base.py`.
 """
 
 from __future__ import annotations

@@ -94,11 +94,11 @@ class CallEvents:
         self._position = self._text.position
 
     def end(self, id: str = "") -> None:
-        """Ends the call that has begun, whose arguments are whole. `id` is one that stands behind them."""
+        """Ends the call that has begun, whose arguments are whole. `id` is one that stands after them."""
         self._end(is_complete=True, id=id)
 
     def wait(self, call: ToolCall) -> None:
-        """Adds a call that came whole: it counts if all behind it is as it must be, or if another call begins."""
+        """Adds a call that came whole: it counts if all after it is as it must be, or if another call begins."""
         self._waiting.append(call)
 
     def accept(self) -> None:

@@ -1,6 +1,6 @@
 """The output of a generation: its chunks, its result, and the transcript that both clients fill event by event.
 
-Knows nothing about channels and loops. Both clients' generations are transcripts with a stream behind them.
+Knows nothing about channels and loops. Both clients' generations are transcripts that a stream fills.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The edge: a speculator beside the application that dials the cloud's verifier."""
+"""The edge: a speculator next to the application that dials the cloud's verifier."""

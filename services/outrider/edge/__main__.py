@@ -25,8 +25,8 @@ def _load() -> Callable[[EdgeSettings], Service]:
 
         # Torch itself is imported while the port is served already, too late to end the process for want of it.
         version("torch")
-    # `serve` freezes when `EdgeService.load` returns, which is before the model is there: so once more behind it.
-    # Lines behind the address: whoever started this process reads them.
+    # `serve` freezes when `EdgeService.load` returns, which is before the model is there: so once more after it.
+    # Lines after the address, for the program that started this process.
     return partial(EdgeService, on_loaded=freeze_gc, announce=partial(print, flush=True))
 
 

@@ -152,7 +152,7 @@ class Collaboration:
             case "steering":
                 self._steer(response.steering)
             case "chunk":
-                # Kept before the tree is open, too: it begins behind all that is committed by then.
+                # Kept before the tree is open, too: it begins after all that is committed by then.
                 self._output.extend(response.chunk.token_ids)
                 if self._opened is not None:
                     self._drafter.commit(

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 class DraftModel:
     """The draft model of an edge, which may not be there yet, or never: `why_not` tells before `drafter` is used.
 
-    A class beside `Drafter`, so that a collaboration cannot be begun with a model that is not loaded.
+    A class of its own, so that a collaboration cannot be begun with a model that is not loaded.
     """
 
     def __init__(

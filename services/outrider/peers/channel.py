@@ -131,7 +131,7 @@ class PeerState:
         Args:
             kind: Class of the stub.
             more: Further metadata of its calls.
-            traffic: Counts its bytes too, beside those of the peer.
+            traffic: Counts its bytes too, next to those of the peer.
         """
         traffics = (self.traffic,) if traffic is None else (self.traffic, traffic)
 

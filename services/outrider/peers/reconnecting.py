@@ -229,7 +229,7 @@ class ReconnectingStream(Reconnecting, Generic[_Request, _Response]):
         """Begins a call, on a stub that was made just now."""
 
     def _requests(self) -> AsyncGenerator[_Request, None] | None:
-        """Yields the requests of one stream; None means that the call has had its only one. Runs beside `_receive`."""
+        """Yields the requests of one stream; None means that the call has had its only one. Runs next to `_receive`."""
         return None
 
     @abstractmethod

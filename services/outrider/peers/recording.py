@@ -259,7 +259,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
             recording.num_resends = 0
             if sent.request.end_session:
                 self._forget(recording)
-        # Equal once it has been set back: the answers to what was sent behind a gap name the same position.
+        # Equal once it has been set back: the answers to what was sent after a gap name the same position.
         elif num_tokens < recording.num_sent:
             self._resend(recording, num_tokens)
         self._wake.set()

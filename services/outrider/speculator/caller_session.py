@@ -164,7 +164,7 @@ class DraftingCall:
 
     @asynccontextmanager
     async def reading(self, read: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """Reads what the caller sends beside the body. All sessions end with the reading, and by its error."""
+        """Reads what the caller sends while the body runs. All sessions end with the reading, and by its error."""
 
         async def run() -> None:
             try:

@@ -52,7 +52,7 @@ def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) 
 
 
 def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us: int = 0) -> Draft:
-    """Converts new nodes and the times that stand beside them. Lists of different lengths are cut to the shortest: the
+    """Converts new nodes and the times of them. Lists of different lengths are cut to the shortest: the
     content rule needs no more. Counts and times say nothing of the text: those that cannot be are cut to what can."""
     for name in ("parent_offsets", "token_ids", "costs", "q_rows"):
         length = len(getattr(message, name))

@@ -1,4 +1,4 @@
-"""The handshake: who speaks, and over which tokens. It comes first on every stream between services."""
+"""The handshake: names the peer and its tokens. It comes first on every stream between services."""
 
 from __future__ import annotations
 

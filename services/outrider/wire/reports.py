@@ -1,4 +1,4 @@
-"""Reports of a generation beside its text, on the wire and in the domain."""
+"""Reports of a generation next to its text, on the wire and in the domain."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from outrider.v1 import types_pb2
 MAX_CHOICES = 1024
 """Most texts of which one is chosen."""
 MAX_MARKER_BYTES = 256
-"""Longest text behind which a description begins to hold, as long as a stop string."""
+"""Longest text after which a description begins to hold, as long as a stop string."""
 FIELD = "structured_outputs"
 """Name of the request's field, for errors."""
 

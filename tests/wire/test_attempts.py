@@ -9,11 +9,11 @@ import grpc
 import pytest
 
 from outrider.core.load import AVOID_S, BELIEVED_S
-from outrider.v1.verifier_pb2 import Finished, GenerateRequest, GenerateResponse, Started, VerifierLoad
+from outrider.v1.verifier_pb2 import Chunk, Finished, GenerateRequest, GenerateResponse, Started, VerifierLoad
 from outrider.wire import attempts
 from outrider.wire.attempts import LAST_PAUSE_S, NUM_ROUNDS, Attempts, Replicas
-from outrider.wire.errors import ResourceExhausted
-from outrider.wire.resumption import ResumableGeneration
+from outrider.wire.errors import NotServing, ResourceExhausted
+from outrider.wire.resumption import Phase, ResumableGeneration, Taken
 
 Code = grpc.StatusCode
 TWO, THREE = ["a:1", "b:2"], ["a:1", "b:2", "c:3"]
@@ -144,3 +144,55 @@ def test_a_call_is_not_repeated_after_its_deadline_nor_when_its_caller_has_stopp
     assert wrong.on_error(NOW, Code.INVALID_ARGUMENT) is None
     replicas.is_closed = True
     assert stopped.on_error(NOW, Code.UNAVAILABLE) is None
+
+
+def test_a_replica_that_has_answered_gets_calls_in_its_turn_again() -> None:
+    replicas = Replicas(TWO)
+    call = Attempts(replicas, NOW)
+    call.begin(NOW)
+    call.on_error(NOW, Code.UNAVAILABLE)
+    assert {Attempts(replicas, NOW).begin(NOW) for _ in range(3)} == {1}
+    call.on_answer(NOW)
+    assert {Attempts(replicas, NOW).begin(NOW) for _ in range(3)} == {0, 1}
+
+
+def test_there_is_no_pause_while_a_replica_has_not_just_failed() -> None:
+    call = Attempts(Replicas(TWO), NOW)
+    pauses = []
+    for now in (NOW, NOW + 5.0, NOW + 5.0):
+        call.begin(now)
+        pauses.append(call.on_error(now, Code.UNAVAILABLE))
+    assert pauses[:2] == [0.0, 0.0]
+    assert pauses[2]
+
+
+def test_pauses_grow_until_a_token_comes() -> None:
+    call = begun(Replicas(["a:1"]))
+    pauses = [call.on_error(NOW, Code.RESOURCE_EXHAUSTED) or 0.0 for _ in range(3)]
+    assert 0.1 < pauses[1] < pauses[2]
+    call.begin(NOW)
+    call.on_message(NOW, GenerateResponse(chunk=Chunk(token_ids=[1])))
+    assert 0 < (call.on_error(NOW, Code.UNAVAILABLE) or 0.0) < pauses[1]
+
+
+def test_a_generation_that_has_not_begun_waits_where_there_will_be_a_server_before_long() -> None:
+    promised = NotServing("draining").details
+    for details, has_answered in (((), False), ((), True), (promised, False)):
+        replicas = Replicas(["a:1"])
+        replicas.has_answered = has_answered
+        call = generation(replicas)
+        for _ in range(NUM_ROUNDS - 1):
+            assert call.on_error(NOW, Code.UNAVAILABLE, details) is not None
+        waits = has_answered or details is promised
+        assert (call.on_error(NOW, Code.UNAVAILABLE, details) is not None) is waits
+        if waits:
+            assert call.on_error(NOW + 30.0, Code.UNAVAILABLE, details) is None
+        # That it is full is said at once where there is no other.
+        assert generation(replicas).on_error(NOW, Code.RESOURCE_EXHAUSTED) is None
+
+
+def test_what_comes_after_the_end_is_not_for_the_application() -> None:
+    call = begun(Replicas(["a:1"]))
+    finish(call)
+    assert call.on_message(NOW, GenerateResponse(chunk=Chunk(token_ids=[1]))) is Taken.SKIP
+    assert call.phase is Phase.FINISHED

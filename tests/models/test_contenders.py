@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from outrider.core.noise import gumbel, gumbel_of_words, hash_rows, hashed, row_key
 from outrider.core.params import SamplingParams
-from outrider.models import contenders, sampling
-from outrider.models.contenders import NUM_FIRST, NUM_LOUD_WORDS, QUIET, STEPS, Contenders, find_words
+from outrider.models import sampling
+from outrider.models.cpu import contenders
+from outrider.models.cpu.contenders import NUM_FIRST, NUM_LOUD_WORDS, QUIET, STEPS, Contenders, find_words
 from outrider.models.sampling import Sampler, tempered_and_filtered
 
 Floats = npt.NDArray[np.float32]

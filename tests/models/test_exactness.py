@@ -13,9 +13,10 @@ from torch import Tensor
 
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
-from outrider.models import attention, exactness
+from outrider.models import exactness
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.runner import Runner, Segment
+from outrider.models.torch import attention
 from tests.support.tiny_models import VOCAB_SIZE, build, text
 
 LENGTH = 150
@@ -137,7 +138,7 @@ def test_the_self_test_sees_sums_that_go_by_slots(monkeypatch: pytest.MonkeyPatc
         check_rows(runner)
 
 
-@pytest.mark.parametrize("name", ["kernels.py", "vectors.py", "bfloat16_products.py"])
+@pytest.mark.parametrize("name", ["kernels.py", "vectors.py", "bfloat16.py"])
 def test_another_version_of_the_arithmetic_has_another_numerics_id(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     runner = a_runner("llama", torch.float32)
     before = exactness.numerics_id(runner, "weights")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.models import kernels
-from outrider.models.kernels import as_array
+from outrider.models.cpu import kernels
+from outrider.models.cpu.kernels import as_array
 
 both_types = pytest.mark.parametrize("dtype", kernels.TYPES, ids=str)
 

@@ -18,19 +18,17 @@ from outrider.models import loading
 from outrider.models.checkpoint import UnknownModel
 from outrider.models.demo import names as demo_names
 from outrider.models.kv_cache import CacheShape
-from outrider.models.loading import (
+from outrider.models.loading import CannotLoadModel, build_hf_model, load_for, load_model, tokenizer_hash
+from outrider.models.names import is_here, why_no_model
+from outrider.models.pool_size import (
     Beside,
-    CannotLoadModel,
     NoMemory,
-    build_hf_model,
+    NoRoom,
     check_pool_memory,
     check_weights_memory,
-    load_for,
-    load_model,
+    num_blocks,
     room_on_gpu,
-    tokenizer_hash,
 )
-from outrider.models.names import is_here, why_no_model
 from outrider.models.runner import Segment
 from outrider.models.timing import measure_forward, measure_sessions
 from outrider.speculator.settings import SpeculatorSettings
@@ -259,13 +257,13 @@ def test_a_pool_that_a_gpu_has_no_memory_for_is_refused_with_what_is_missing() -
     room = room_on_gpu(shape, 10 << 30)
     assert room == 69_632
     check_pool_memory(shape, room, room, is_chosen=True)
-    with pytest.raises(CannotLoadModel) as chosen:
+    with pytest.raises(NoRoom) as chosen:
         check_pool_memory(shape, 77_824, room, is_chosen=True)
     assert str(chosen.value) == (
         "--kv-cache-tokens 77824 tokens take 9.50 GiB of cuda:0, and 1.00 GiB of that are missing: there is room for "
         "69632 tokens"
     )
-    with pytest.raises(CannotLoadModel, match="one whole context, 77824 tokens"):
+    with pytest.raises(NoRoom, match="one whole context, 77824 tokens"):
         check_pool_memory(shape, 77_824, room, is_chosen=False)
 
 
@@ -338,7 +336,7 @@ def test_others_that_hold_memory_of_a_gpu_are_warned_of_with_what_helps(
     gpu_memory["free"], gpu_memory["reserved"] = int(free * GIB), int(reserved * GIB)
     shape = CacheShape(num_layers=2, num_heads=2, head_dim=64, dtype=torch.bfloat16, device=torch.device("cuda:0"))
     with structlog.testing.capture_logs() as lines:
-        loading._num_blocks(shape, 4096, 0, 64, 4, None)
+        num_blocks(shape, 4096, 0, 64, 4, None)
     assert [(line["event"], line["others_gib"]) for line in lines] == (
         [] if others is None else [("gpu.shared", others)]
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.core.noise import gumbel, hash_rows
-from outrider.models.noise import NoiseRows, gumbel_tensor, hash_tensor
+from outrider.models.torch.noise import NoiseRows, gumbel_tensor, hash_tensor
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.costs import AttentionTimes
 from outrider.models import fusion, timing
-from outrider.models.contenders import Best
+from outrider.models.cpu.contenders import Best
 from outrider.models.runner import Runner, Segment
 from outrider.models.timing import (
     EventStopwatch,

@@ -19,7 +19,8 @@ from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.loop import LOOP_LENS
-from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, build_hf_model, is_same_gpu
+from outrider.models.loading import CannotLoadModel, LoadedModel, build_hf_model, is_same_gpu
+from outrider.models.pool_size import Beside
 from outrider.models.residency import Residency
 from outrider.models.runner import Runner, cache_shape
 from outrider.peers.speculator import MAX_PAUSED_TOKENS

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from outrider.models import bfloat16_products, contenders, kernels
-from outrider.models.kernels import Kernel
+from outrider.models.cpu import bfloat16, contenders, kernels
+from outrider.models.cpu.kernels import Kernel
 from outrider.models.loading import load_model
 from outrider.models.runner import Runner, Segment
 from outrider.models.timing import measure_forward, measure_products, measure_sessions
@@ -97,7 +97,7 @@ def _print_kernels(runner: Runner, threads: list[int], rows: list[int], context:
 def _kernel_times() -> Iterator[dict[str, float]]:
     """Counts the seconds that each kernel takes."""
     spent: dict[str, float] = defaultdict(float)
-    modules = kernels, bfloat16_products, contenders
+    modules = kernels, bfloat16, contenders
     names = {value: name for module in modules for name, value in vars(module).items() if isinstance(value, Kernel)}
     call = Kernel.__call__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size
 from outrider.models.kv_cache import TILE
-from outrider.models.loading import DEVICE_MEMORY_SHARE
+from outrider.models.pool_size import DEVICE_MEMORY_SHARE
 
 MODELS = {
     "Qwen3-0.6B": QWEN3_0_6B,

@@ -14,8 +14,8 @@ from statistics import median
 import torch
 
 from outrider.core.params import SamplingParams
-from outrider.models.noise import NoiseRows
 from outrider.models.sampling import Sampler, tempered_and_filtered
+from outrider.models.torch.noise import NoiseRows
 
 KINDS = {
     "T = 0.7": {"temperature": 0.7},

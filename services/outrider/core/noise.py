@@ -3,7 +3,7 @@
 Adding Gumbel noise to log-probabilities and taking the best token draws exactly from the distribution. Keying
 the noise by position makes the draw repeatable, and lets a draft model that knows the seed guess the *draw*,
 not only the likely token. So the bits must be the same in every process, on every device, in numpy and torch:
-the hash uses only 32-bit multiplications, shifts and xors (`outrider.models.noise` is the torch twin).
+the hash uses only 32-bit multiplications, shifts and xors (`outrider.models.torch.noise` is the torch twin).
 
 The hash of a token is two rounds of a 32-bit finaliser, with one half of the row's 64-bit key injected before
 each: lowbias32 (Wellons 2018, the least biased of its form that a search found) and murmur3's fmix32. Both rounds

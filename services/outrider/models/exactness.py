@@ -1,9 +1,8 @@
 """The self-test of exact rows: real forwards of the loaded model, compared bit by bit.
 
 Rows are exact if the bits of a row's logits do not depend on how many rows run beside it, of which sessions, in a
-chain, a tree or a prefill, nor on where its keys and values lie. Attention is built for that
-(`outrider.models.attention`), and the rest is a property of the libraries and of the CPU. So it is tried, each time
-that a model is loaded.
+chain, a tree or a prefill, nor on where its keys and values lie. Attention is built for that, and the rest is a
+property of the libraries and of the CPU. So it is tried, each time that a model is loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
-from outrider.models import kernels
+from outrider.models.cpu import kernels
 from outrider.models.kv_cache import TILE, KVCache
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
@@ -43,20 +42,20 @@ LATE_SLOTS = 16 * TILE + 8
 PADDINGS = (1, 2, 4)
 """Least rows of a forward that are tried: single rows take other ways through some libraries than several do."""
 ARITHMETIC = (
-    "attention",
-    "bfloat16_products",
-    "cpu_steps",
     "fusion",
-    "kernels",
     "packing",
-    "paths",
-    "plain",
-    "products",
     "rotary",
     "runner",
     "steps",
-    "torch_steps",
-    "vectors",
+    "cpu/bfloat16",
+    "cpu/kernels",
+    "cpu/paths",
+    "cpu/steps",
+    "cpu/vectors",
+    "torch/attention",
+    "torch/plain",
+    "torch/products",
+    "torch/steps",
 )
 """Modules of this package that the bits of the logits depend on: replicas with others do not go on with a text."""
 MIN_GAIN = 0.05
@@ -134,7 +133,7 @@ def numerics_id(runner: Runner, fingerprint: str) -> str:
         torch.__version__,
         torch.__config__.show(),
         kernels.COMPILER,
-        *(Path(__file__).with_name(f"{module}.py").read_text() for module in ARITHMETIC),
+        *((Path(__file__).parent / f"{module}.py").read_text() for module in ARITHMETIC),
         *_of_a_gpu(runner),
         str(torch.get_num_threads()),
         _processor(runner.device),

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.models.cpu_steps import CpuSteps
+from outrider.models.cpu.steps import CpuSteps
 from outrider.models.packing import Plan
-from outrider.models.products import MIN_LARGE_ENTRIES, Product, concatenate, make_product
 from outrider.models.rotary import RotaryTable, interleave_halves
 from outrider.models.steps import Steps
-from outrider.models.torch_steps import TorchSteps
+from outrider.models.torch.products import MIN_LARGE_ENTRIES, Product, concatenate, make_product
+from outrider.models.torch.steps import TorchSteps
 
 FUSABLE_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Families whose code was compared with this one. Others share the names of modules, but not the arithmetic."""

@@ -20,7 +20,7 @@ from outrider.core.blocks import BlockPool, first_key, next_key
 from outrider.core.tree import TokenId
 
 TILE = 64
-"""Positions over which attention sums in one go (`outrider.models.attention`). Blocks consist of whole tiles."""
+"""Positions over which attention sums in one go (`outrider.models.torch.attention`). Blocks consist of whole tiles."""
 
 
 Move = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]

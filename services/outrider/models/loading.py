@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -31,18 +30,15 @@ from outrider.models.checkpoint import (
 from outrider.models.demo.inflate import forget, inflate
 from outrider.models.demo.names import UNTRAINED, demo_folder, parse_inflation
 from outrider.models.exactness import Exactness, NotExact, make_exact
-from outrider.models.kv_cache import TILE, CacheShape
+from outrider.models.kv_cache import TILE
 from outrider.models.names import is_here, why_no_model
+from outrider.models.pool_size import Beside, NoMemory, NoRoom, check_weights_memory, num_blocks
 from outrider.models.reference import Reference
 from outrider.models.runner import Runner, cache_shape, context_of
 
 log = structlog.get_logger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class NoMemory(Exception):
-    """A GPU has no memory for the weights of a model."""
 
 
 class CannotLoadModel(Exception):
@@ -134,14 +130,6 @@ class Weights(NamedTuple):
     tokenizer: Any
 
 
-class Beside(NamedTuple):
-    """Describes the pool of another model that will be made on the same GPU. Its weights are there already."""
-
-    bytes_per_slot: int
-    num_tokens: int
-    """Tokens that were asked for; 0 means as many as the first pool has."""
-
-
 def load_model(
     model_id: str,
     *,
@@ -177,7 +165,7 @@ def load_model(
         on_step: Called with a few words about what takes long, when it begins.
 
     Raises:
-        CannotLoadModel: A GPU has no memory for the pool.
+        NoRoom: A GPU has no memory for the pool.
         NotExact: Rows are not exact, and `exact` requires it.
         ValueError: The pool has no block, or a block that is no multiple of 64.
         UnknownModel: There is no such demo model, or the type has no such name.
@@ -195,7 +183,7 @@ def load_model(
     reference = Reference(model)
     is_exact = exact != "off"
     on_step("compiling its kernels")
-    size_pool = partial(_num_blocks, shape, context_len, num_tokens, block_size, num_sessions, beside)
+    size_pool = partial(num_blocks, shape, context_len, num_tokens, block_size, num_sessions, beside)
     runner = Runner(
         model,
         fuse=fuse,
@@ -295,6 +283,8 @@ def _named_by_flags(settings: ModelFlags) -> Iterator[None]:
         raise CannotLoadModel(f"--model {settings.model}: {settings.device} has no memory for it: {what}") from error
     except CannotLoadModel:
         raise
+    except NoRoom as error:
+        raise CannotLoadModel(str(error)) from error
     except Exception as error:
         # Any of what a library finds wrong with a model's files.
         log.debug("model.load_failed", exc_info=True)
@@ -402,120 +392,6 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
         sample = flat[:: max(1, flat.numel() // 1024)].float().cpu()
         digest.update(f"{name} {tuple(parameter.shape)}".encode() + sample.numpy().tobytes())
     return digest.hexdigest()
-
-
-MEMORY_SHARE = 0.5
-"""Most of the free memory that the pool takes where nobody says: a CPU's services share it with others."""
-DEVICE_MEMORY_SHARE = 0.85
-"""The same on an accelerator, which has it for this alone; the rest is for the activations."""
-
-
-def _num_blocks(
-    shape: CacheShape, context_len: int, num_tokens: int, block_size: int, num_sessions: int, beside: Beside | None
-) -> int:
-    """Returns the blocks of the pool. Raises CannotLoadModel if a GPU has no memory for them."""
-    if shape.device.type == "cuda":
-        free_bytes, total_bytes = torch.cuda.mem_get_info(shape.device)
-        warn_of_others(shape.device, total_bytes - free_bytes - torch.cuda.memory_reserved(shape.device))
-        room = room_on_gpu(shape, free_bytes, beside, num_tokens)
-        check_pool_memory(shape, num_tokens or context_len + TILE, room, is_chosen=bool(num_tokens))
-    else:
-        room = int(MEMORY_SHARE * free_memory()) // shape.bytes_per_slot
-    num_tokens = num_tokens or default_num_tokens(context_len, num_sessions, room)
-    # Rounded down: what does not fill a block is not memory that anybody may have asked to be spent.
-    return num_tokens // block_size if block_size > 0 else 0
-
-
-def check_weights_memory(model: PreTrainedModel, device: str) -> None:
-    """Raises NoMemory if a GPU has no memory for a model's weights, which are still elsewhere."""
-    tensors = [*model.parameters(), *model.buffers()]
-    needed_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    if needed_bytes > free_bytes:
-        needed, missing, free, total = (
-            size / 2**30 for size in (needed_bytes, needed_bytes - free_bytes, free_bytes, total_bytes)
-        )
-        raise NoMemory(
-            f"its weights take {needed:.2f} GiB of {device}, and {missing:.2f} GiB of that are missing: of its "
-            f"{total:.2f} GiB, {free:.2f} GiB are free"
-        )
-
-
-OWN_BYTES = 3 * 2**29
-"""Most memory that a process takes of a GPU besides its tensors: for its context, its libraries and its kernels."""
-
-
-def warn_of_others(device: torch.device, used_bytes: int) -> None:
-    """Warns if other processes hold memory of a GPU: they take turns on it with this one, which slows all of them.
-
-    Args:
-        device: The GPU.
-        used_bytes: What is in use of its memory, without what this process has reserved for tensors.
-    """
-    if used_bytes > OWN_BYTES:
-        log.warning(
-            "gpu.shared",
-            device=str(device),
-            others_gib=round(used_bytes / 2**30, 1),
-            advice="processes take turns on a GPU: --drafter in-process makes target and draft model one, and NVIDIA's "
-            "MPS lets several run side by side; --kv-cache-tokens divides the memory",
-        )
-
-
-def room_on_gpu(shape: CacheShape, free_bytes: int, beside: Beside | None = None, num_chosen: int = 0) -> int:
-    """Returns the tokens that a GPU has room for in a pool. Where two models share it, both pools have room for as many
-    tokens: a session holds about the same of them in each.
-
-    Args:
-        shape: A slot of the pool.
-        free_bytes: Memory that is free, in bytes.
-        beside: The pool that will be made after this one.
-        num_chosen: Tokens that were asked for in this pool: the other one makes do with what is left. 0 means none.
-    """
-    usable = int(DEVICE_MEMORY_SHARE * free_bytes)
-    if beside is not None and beside.num_tokens:
-        usable = max(0, usable - beside.num_tokens * beside.bytes_per_slot)
-    elif beside is not None and not num_chosen:
-        return usable // (shape.bytes_per_slot + beside.bytes_per_slot)
-    return usable // shape.bytes_per_slot
-
-
-def check_pool_memory(shape: CacheShape, num_tokens: int, room: int, *, is_chosen: bool) -> None:
-    """Raises CannotLoadModel if the pool of an accelerator does not fit into its memory.
-
-    Args:
-        shape: A slot of the pool.
-        num_tokens: Tokens that must fit.
-        room: Tokens that there is room for (`room_on_gpu`).
-        is_chosen: True if the number of tokens was asked for, False if it is that of one whole context.
-    """
-    if num_tokens <= room:
-        return
-    needed, missing = (tokens * shape.bytes_per_slot / 2**30 for tokens in (num_tokens, num_tokens - room))
-    what = f"--kv-cache-tokens {num_tokens}" if is_chosen else f"--kv-cache-tokens: one whole context, {num_tokens}"
-    raise CannotLoadModel(
-        f"{what} tokens take {needed:.2f} GiB of {shape.device}, and {missing:.2f} GiB of that are missing: there is "
-        f"room for {room} tokens"
-    )
-
-
-def default_num_tokens(context_len: int, num_sessions: int, room: int) -> int:
-    """Returns how many tokens' keys and values the pool is made for: all that the sessions can say, if there is room
-    for so many tokens; in any case one whole context."""
-    # One block more for each session: its last one is seldom full.
-    return max(context_len + TILE, min(room, num_sessions * (context_len + TILE))) // TILE * TILE
-
-
-def free_memory() -> int:
-    """Returns the bytes that this process may still take: what the system has, or what is left of its control group."""
-    meminfo = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
-    available = next((int(line.split()[1]) << 10 for line in meminfo.splitlines() if "MemAvailable" in line), 8 << 30)
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return available  # no control group of version 2
-    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

@@ -1,7 +1,7 @@
 """The layout of a packed forward: where the rows of each session stand, and what each of them sees.
 
 Linear layers read their weights once for all rows of all sessions. Attention runs over each session's own slots
-(`outrider.models.attention`).
+(`outrider.models.torch.attention`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.tree import Node
-from outrider.models.attention import MAX_QUERIES, Part, grouped, parts_of_chain, parts_of_tree
+from outrider.models.cpu.paths import Paths
 from outrider.models.kv_cache import KVCache
-from outrider.models.paths import Paths
+from outrider.models.torch.attention import MAX_QUERIES, Part, grouped, parts_of_chain, parts_of_tree
 
 TokensOnDevice: TypeAlias = Tensor
 """Whole numbers [draws]: tokens that a device draws, or has drawn, without the host having read them."""
@@ -161,7 +161,7 @@ class Plan:
             segments: One for each session.
             queries_per_key: Query heads that share a key-value head.
             min_rows: Least rows of the forward. Fewer are filled up with rows that belong to nobody.
-            use_kernels: True if attention runs by `outrider.models.kernels`.
+            use_kernels: True if attention runs by `outrider.models.cpu.kernels`.
             drawn: See `Runner.forward`.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.models.kernels import Array, as_array
+from outrider.models.cpu.kernels import Array, as_array
 
 
 class RotaryTable:

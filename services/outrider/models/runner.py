@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from outrider.core.params import SamplingParams
 from outrider.models.checkpoint import UnsupportedModel
-from outrider.models.contenders import Best
+from outrider.models.cpu.contenders import Best
 from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, INVARIANT_BUCKETS, Acceleration, Capture, Forwards
 from outrider.models.cuda.inputs import loop_lens
 from outrider.models.cuda.loop import DraftLoop
@@ -23,9 +23,9 @@ from outrider.models.cuda.steps import CudaSteps
 from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
 from outrider.models.packing import Plan, Segment
-from outrider.models.plain import PlainHead, PlainStack
-from outrider.models.products import Product, make_head
 from outrider.models.rotary import RotaryTable
+from outrider.models.torch.plain import PlainHead, PlainStack
+from outrider.models.torch.products import Product, make_head
 
 __all__ = ["KVCache", "Runner", "Segment"]
 
@@ -58,7 +58,7 @@ class Runner:
             model: Any causal model of the library with standard attention, in its final type and on its device.
             fuse: Takes the layers apart where they are known (`outrider.models.fusion`).
             use_kernels: Runs attention, and what is between the products of known layers, by the kernels of a CPU, if
-                the model is on one (`outrider.models.kernels`).
+                the model is on one (`outrider.models.cpu.kernels`).
             is_exact: Uses products whose rows have the same bits whatever their number, where there are such.
             num_blocks: Blocks of the pool of keys and values; or what says so, called when all else has its memory.
             block_size: Slots of a block.

@@ -21,9 +21,9 @@ from torch import Tensor
 from outrider.core.growth import Candidate
 from outrider.core.noise import gumbel, row_key
 from outrider.core.params import SamplingParams
-from outrider.models.contenders import Best, Contenders
+from outrider.models.cpu.contenders import Best, Contenders
 from outrider.models.host_copy import HostCopy
-from outrider.models.noise import NoiseRows
+from outrider.models.torch.noise import NoiseRows
 
 if TYPE_CHECKING:
     from outrider.models.cuda.device_draws import DeviceDraws

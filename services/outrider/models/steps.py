@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from outrider.models.products import Product
+from outrider.models.torch.products import Product
 
 AddAndNorm = Callable[[Tensor, Tensor | None], Tensor]
 """Maps the residual stream [rows, hidden], to which it adds what it is given, to its norm in the weights' type."""

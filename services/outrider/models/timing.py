@@ -17,8 +17,8 @@ import torch
 from outrider.core.costs import AttentionTimes
 from outrider.core.params import SamplingParams
 from outrider.models.cuda.graphs import capture_cuda
-from outrider.models.products import Product
 from outrider.models.runner import KVCache, Runner, Segment
+from outrider.models.torch.products import Product
 
 K = TypeVar("K", bound=Hashable)
 

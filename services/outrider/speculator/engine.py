@@ -23,7 +23,7 @@ from outrider.core.speculation import Steering
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Draft, TokenId
 from outrider.models.adjustments import adjusted
-from outrider.models.contenders import Best
+from outrider.models.cpu.contenders import Best
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel

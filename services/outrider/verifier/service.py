@@ -14,7 +14,8 @@ from outrider.core.methods import METHODS
 from outrider.core.params import RetrievalScope
 from outrider.core.speculation import SpeculationLimits, SpeculationParams
 from outrider.models.generation_config import default_sampling
-from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, Weights, is_same_gpu, load_for
+from outrider.models.loading import CannotLoadModel, LoadedModel, Weights, is_same_gpu, load_for
+from outrider.models.pool_size import Beside
 from outrider.models.runner import cache_shape
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec

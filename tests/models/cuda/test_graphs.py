@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, Olmo2Config
 
 from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
-from outrider.models import products
 from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.cuda import graphs, steps
 from outrider.models.cuda.graphs import INVARIANT_BUCKETS, Acceleration, Capture, Results, measure_replays
@@ -31,6 +30,7 @@ from outrider.models.kv_cache import KVCache
 from outrider.models.reference import Reference
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
+from outrider.models.torch import products
 from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
 from tests.support.tiny_models import VOCAB_SIZE, build, reference_logits, text
 

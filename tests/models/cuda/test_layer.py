@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.models import kernels
-from outrider.models.torch_steps import torch_gate
+from outrider.models.cpu import kernels
+from outrider.models.torch.steps import torch_gate
 
 pytest.importorskip("triton")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.params import SamplingParams
-from outrider.models.contenders import Best
+from outrider.models.cpu.contenders import Best
 from outrider.models.cuda import steps
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.inputs import LOOP_LENS

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from outrider.models.cuda import steps
 from outrider.models.cuda.steps import CudaSteps
-from outrider.models.products import TorchProduct
 from outrider.models.rotary import RotaryTable
+from outrider.models.torch.products import TorchProduct
 from tests.support.cuda_twins import TWINS
 
 HIDDEN, INNER, EPSILON, NUM_ROWS = 64, 128, 1e-5, 16

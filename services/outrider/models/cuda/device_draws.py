@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.params import SamplingParams
-from outrider.models.contenders import Best
+from outrider.models.cpu.contenders import Best
 from outrider.models.cuda.rows import MAX_NUM_BEST, ROW, ROW_WORDS, best_of_rows, write_rows
 
 

@@ -20,7 +20,7 @@ from outrider.models.cuda.rows import ROW, ROW_WORDS, RowDraws, write_rows
 from outrider.models.cuda.steps import FEW_ROWS, CudaSteps, Kernels
 from outrider.models.kv_cache import KVPool
 from outrider.models.packing import Segment, check_segments, filled_in
-from outrider.models.products import Product
+from outrider.models.torch.products import Product
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.noise import row_key, row_keys
 from outrider.core.params import SamplingParams
-from outrider.models.contenders import Best
+from outrider.models.cpu.contenders import Best
 from outrider.models.sampling import temperatures
 
 ROW = np.dtype(

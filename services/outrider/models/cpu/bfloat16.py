@@ -19,8 +19,8 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from outrider.models.kernels import Array, Kernel, add_and_norm, as_array, gate_silu
-from outrider.models.vectors import INDEX, LANE, cgutils, intrinsic, loop, matrices
+from outrider.models.cpu.kernels import Array, Kernel, add_and_norm, as_array, gate_silu
+from outrider.models.cpu.vectors import INDEX, LANE, cgutils, intrinsic, loop, matrices
 
 PANEL = 32
 """Outputs that are computed together: two vectors of sums a row."""

@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.packing import Plan
-from outrider.models.products import Product
+from outrider.models.torch.products import Product
 
 ATTENTION_NAME = "outrider"
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.noise import FMIX32, LOWBIAS32, LoudTokens, gumbel_of_words
-from outrider.models.kernels import Kernel, inlined
+from outrider.models.cpu.kernels import Kernel, inlined
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

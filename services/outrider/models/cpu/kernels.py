@@ -25,7 +25,7 @@ from numba import types
 from numba.extending import overload
 from torch import Tensor
 
-from outrider.models.vectors import (
+from outrider.models.cpu.vectors import (
     FLOAT,
     INDEX,
     LANE,

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outrider.models import kernels
-from outrider.models.bfloat16_products import PanelProduct, finish_layer, norm_and_multiply
-from outrider.models.kernels import Array, as_array
+from outrider.models.cpu import kernels
+from outrider.models.cpu.bfloat16 import PanelProduct, finish_layer, norm_and_multiply
+from outrider.models.cpu.kernels import Array, as_array
 from outrider.models.packing import Plan
-from outrider.models.products import Product
 from outrider.models.rotary import RotaryTable
 from outrider.models.steps import AddAndNorm, Steps
-from outrider.models.torch_steps import SILU_TYPES, interleaved_norms, torch_gate
+from outrider.models.torch.products import Product
+from outrider.models.torch.steps import SILU_TYPES, interleaved_norms, torch_gate
 
 
 class _Buffers(threading.local):

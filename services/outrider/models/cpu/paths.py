@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.models import kernels
+from outrider.models.cpu import kernels
 from outrider.models.kv_cache import KVCache, KVPool
 
 

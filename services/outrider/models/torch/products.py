@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outrider.models import bfloat16_products, kernels
+from outrider.models.cpu import bfloat16, kernels
 
 Product = Callable[[Tensor], Tensor]
 """Maps [rows, in] to [rows, out]."""
@@ -16,7 +16,7 @@ Product = Callable[[Tensor], Tensor]
 MIN_LARGE_ENTRIES = 2**19
 """Matrices with fewer entries are multiplied by a kernel of this package: a call of oneDNN alone takes some 40 us."""
 MIN_NATIVE_ENTRIES = 2**16
-"""The same in bfloat16 where oneDNN has instructions for it, and `bfloat16_products` cannot take the matrix."""
+"""The same in bfloat16 where oneDNN has instructions for it, and `PanelProduct` cannot take the matrix."""
 MIN_PACKED_ENTRIES = 2**20
 """Matrices of float32 with fewer entries are faster by torch's own products than packed."""
 PACKED_FOR_ROWS = {torch.bfloat16: 1, torch.float32: 8}
@@ -36,8 +36,8 @@ def make_product(
         use_kernels: True if matrices on a CPU may be multiplied by this package's own kernels, whose bits do not.
     """
     is_on_cpu = weight.device.type == "cpu"
-    if use_kernels and is_on_cpu and bfloat16_products.takes(weight):
-        return bfloat16_products.PanelProduct(weight, bias)
+    if use_kernels and is_on_cpu and bfloat16.takes(weight):
+        return bfloat16.PanelProduct(weight, bias)
     if use_kernels and is_on_cpu and weight.dtype in kernels.TYPES and weight.numel() < _least_entries(weight.dtype):
         return _make_small(weight, bias)
     if is_on_cpu and _can_be_packed(weight.dtype) and (is_exact or _is_worth_packing(weight)):

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from outrider.models import bfloat16_products
-from outrider.models.bfloat16_products import PanelProduct
-from outrider.models.cpu_steps import CpuSteps
-from outrider.models.products import make_product
+from outrider.models.cpu import bfloat16
+from outrider.models.cpu.bfloat16 import PanelProduct
+from outrider.models.cpu.steps import CpuSteps
 from outrider.models.rotary import RotaryTable
 from outrider.models.steps import Steps
+from outrider.models.torch.products import make_product
 
-pytestmark = pytest.mark.skipif(not bfloat16_products.has_instruction(), reason="this CPU lacks the instruction")
+pytestmark = pytest.mark.skipif(not bfloat16.has_instruction(), reason="this CPU lacks the instruction")
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
@@ -71,7 +71,7 @@ def test_rows_that_do_not_lie_side_by_side_are_read_as_they_are() -> None:
 def test_matrices_that_do_not_fit_are_multiplied_otherwise(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(*shape).bfloat16(), torch.randn(3, shape[1]).bfloat16()
-    assert not bfloat16_products.takes(weight)
+    assert not bfloat16.takes(weight)
     expected = x.double() @ weight.double().T
     torch.testing.assert_close(make_product(weight)(x).double(), expected, rtol=2**-7, atol=1e-2)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.models.runner import Runner
+from outrider.models.backend import CPU
 from outrider_bench.workers.bare import BareBaseline
 from outrider_bench.workers.hf import HfBaseline
 from tests.support.tiny_models import VOCAB_SIZE, build
@@ -63,7 +63,7 @@ def test_every_way_gives_as_many_tokens_as_asked_for(
 def test_all_greedy_ways_give_the_same_text_and_so_does_the_bare_loop(baseline: HfBaseline) -> None:
     ways = [{}, {"assistant": {}}, {"assistant": CONSTANT}, {"prompt_lookup_num_tokens": 10}]
     texts = [baseline.generate(request(0.0), options)["token_ids"] for options in ways]
-    bare: Any = BareBaseline(Runner(build("llama")), Runner(build("llama")), Characters())  # type: ignore[arg-type]
+    bare: Any = BareBaseline(CPU.make_runner(build("llama")), CPU.make_runner(build("llama")), Characters())  # type: ignore[arg-type]
     texts.append(bare.generate(request(0.0), {})["token_ids"])
     assert all(text == texts[0] for text in texts)
 
@@ -80,7 +80,7 @@ def test_a_setting_of_the_draft_model_does_not_stay_for_the_next_generation(base
 
 
 def test_the_bare_loop_measures_both_models() -> None:
-    bare: Any = BareBaseline(Runner(build("llama")), Runner(build("llama")), Characters())  # type: ignore[arg-type]
+    bare: Any = BareBaseline(CPU.make_runner(build("llama")), CPU.make_runner(build("llama")), Characters())  # type: ignore[arg-type]
     times = bare.measure([1, 4], [1], 32)
     assert list(times["target_forward_ms"]) == [1, 4]
     assert list(times["draft_forward_ms"]) == [1]
@@ -89,12 +89,12 @@ def test_the_bare_loop_measures_both_models() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_that_is_the_target_ranks_every_token_first(temperature: float) -> None:
-    same = BareBaseline(Runner(build("llama")), Runner(build("llama")), Characters())  # type: ignore[arg-type]
+    same = BareBaseline(CPU.make_runner(build("llama")), CPU.make_runner(build("llama")), Characters())  # type: ignore[arg-type]
     assert same.ranks(request(temperature), 4) == {"ranks": [0] * MAX_TOKENS}
 
 
 def test_a_token_that_is_none_of_the_drafts_choices_has_no_rank() -> None:
-    other = BareBaseline(Runner(build("llama")), Runner(build("qwen2")), Characters())  # type: ignore[arg-type]
+    other = BareBaseline(CPU.make_runner(build("llama")), CPU.make_runner(build("qwen2")), Characters())  # type: ignore[arg-type]
     ranks, first = (other.ranks(request(1.0), num_ranks)["ranks"] for num_ranks in (4, 1))
     assert len(ranks) == MAX_TOKENS
     assert -1 in ranks

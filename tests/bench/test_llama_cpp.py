@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from outrider.models.backend import CPU
 from outrider.models.loading import build_hf_model
-from outrider.models.runner import Runner
 from outrider.models.text import TextCodec
 from outrider_bench.config import BenchConfig
 from outrider_bench.drivers import GenerationFailed
@@ -163,7 +163,7 @@ async def test_a_program_that_is_no_llama_server_ends_the_benchmark_with_one_lin
 @pytest.mark.skipif(not REAL, reason="OUTRIDER_LLAMA_SERVER names no llama-server")
 async def test_a_real_llama_server_says_what_the_bare_loop_says_where_nothing_is_drawn() -> None:
     (target, tokenizer), (draft, _) = build_hf_model("demo/target"), build_hf_model("demo/draft")
-    bare = BareBaseline(Runner(target), Runner(draft), TextCodec(tokenizer))
+    bare = BareBaseline(CPU.make_runner(target), CPU.make_runner(draft), TextCodec(tokenizer))
     # On one core: two threads that wait for each other by spinning take minutes where something else runs too.
     core = min(os.sched_getaffinity(0))
     config = config_of(REAL, dtype="float32", cores=(core, core))

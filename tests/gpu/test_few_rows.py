@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.models.cuda.graphs import Acceleration, Results
+from outrider.models.cuda.backend import CudaBackend
+from outrider.models.cuda.graphs import Results
+from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import FEW_ROWS
 from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.widen import QWEN3_0_6B, randomise
 from outrider.models.loading import build_hf_model
-from outrider.models.runner import Runner, Segment
+from outrider.models.runner import Segment
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 EPSILON = 1e-6
@@ -82,16 +84,15 @@ def test_a_draft_model_says_the_same_with_fused_products(device: str, tmp_path: 
         def measure(_replays: Sequence[Callable[[], Results]], fused_ms: float = fused_ms) -> list[float]:
             return [2.0, fused_ms]
 
-        acceleration = Acceleration.on(torch.device(device), use_graphs=True)
-        assert acceleration is not None
+        backend = CudaBackend.on(torch.device(device), use_graphs=True)
         with structlog.testing.capture_logs() as lines:
-            runner = Runner(
+            runner = dataclasses.replace(backend, measure=measure).make_runner(
                 build_hf_model(str(tmp_path), "bfloat16", device=device)[0],
                 is_exact=False,
                 num_blocks=64,
-                acceleration=dataclasses.replace(acceleration, measure=measure),
             )
         assert [line for line in lines if line["event"] == "products.not_fused"] == []
+        assert isinstance(runner, CudaRunner)
         assert set(runner.fused_ms) == {*FEW_ROWS}
         assert runner._steps.fused_rows == ({*FEW_ROWS} if fused_ms < 2.0 else set())
         cache = runner.new_cache()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.models.cuda.graphs import Acceleration
+from outrider.models.cuda.backend import CudaBackend
+from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import FEW_ROWS
 from outrider.models.demo.names import DEMO_FOLDER
 from outrider.models.demo.widen import QWEN3_8B, randomise
@@ -38,12 +38,13 @@ def test_a_text_that_is_read_token_by_token_has_the_logits_of_one_that_is_read_a
 
 
 def test_replayed_graphs_have_the_bits_of_the_same_kernels_without_them(device: str) -> None:
-    if "use_graphs" not in inspect.signature(Runner).parameters:
-        pytest.skip("this runner captures no graphs")
+    if not device.startswith("cuda"):
+        pytest.skip("graphs are a GPU's")
+    pytest.importorskip("triton")
     found = []
     for use_graphs in (True, False):
-        options = {"use_graphs": use_graphs}
-        runner = Runner(build_hf_model("demo/target", "bfloat16", device=device)[0], **options)
+        backend = CudaBackend.on(torch.device(device), use_graphs=use_graphs)
+        runner = backend.make_runner(build_hf_model("demo/target", "bfloat16", device=device)[0])
         rows = []
         for length in LENGTHS:
             caches = [runner.new_cache() for _ in range(3)]
@@ -73,16 +74,16 @@ def test_kernels_that_begin_while_others_end_have_the_bits_of_those_that_do_not(
         pytest.skip("no kernel of this GPU begins while another ends")
     size = dataclasses.replace(QWEN3_8B, num_layers=4, vocab_size=2304)
     randomise(size, DEMO_FOLDER / "target", tmp_path, device=device, dtype=torch.bfloat16)
-    acceleration = Acceleration.on(torch.device(device), use_graphs=use_graphs)
-    assert acceleration is not None
+    backend = CudaBackend.on(torch.device(device), use_graphs=use_graphs)
     # As if fused products were the faster ones, whatever a clock says.
-    acceleration = dataclasses.replace(acceleration, measure=lambda _replays: [2.0, 1.0])
+    backend = dataclasses.replace(backend, measure=lambda _replays: [2.0, 1.0])
     found = []
     for can_overlap in (True, False):
         for module in (attention, few_rows, heads, invariant, layer):
             monkeypatch.setattr(module, "overlaps", lambda _device, can_overlap=can_overlap: can_overlap)
         model = build_hf_model(str(tmp_path), "bfloat16", device=device)[0]
-        runner = Runner(model, is_exact=is_exact, num_blocks=64, acceleration=acceleration)
+        runner = backend.make_runner(model, is_exact=is_exact, num_blocks=64)
+        assert isinstance(runner, CudaRunner)
         assert runner._steps.fused_rows == (set() if is_exact else {*FEW_ROWS})
         caches = [runner.new_cache() for _ in range(3)]
         for number, cache in enumerate(caches):

@@ -20,8 +20,8 @@ from transformers import (
 from outrider.core.adjustments import TextAdjustments
 from outrider.core.params import SamplingParams
 from outrider.core.tree import DraftTree
+from outrider.models.acceptance import Round, emitted
 from outrider.models.adjustments import adjusted
-from outrider.models.ratio import Round, emitted
 from outrider.models.sampling import Sampler
 
 VOCAB_SIZE = 40

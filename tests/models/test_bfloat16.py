@@ -11,10 +11,10 @@ from torch import nn
 
 from outrider.models.cpu import bfloat16
 from outrider.models.cpu.bfloat16 import PanelProduct
+from outrider.models.cpu.products import make_product
 from outrider.models.cpu.steps import CpuSteps
 from outrider.models.rotary import RotaryTable
 from outrider.models.steps import Steps
-from outrider.models.torch.products import make_product
 
 pytestmark = pytest.mark.skipif(not bfloat16.has_instruction(), reason="this CPU lacks the instruction")
 

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from outrider.core.noise import gumbel, gumbel_of_words, hash_rows, hashed, row_key
 from outrider.core.params import SamplingParams
-from outrider.models import sampling
-from outrider.models.cpu import contenders
+from outrider.models import largest
+from outrider.models.cpu import contenders, draws
 from outrider.models.cpu.contenders import NUM_FIRST, NUM_LOUD_WORDS, QUIET, STEPS, Contenders, find_words
-from outrider.models.sampling import Sampler, tempered_and_filtered
+from outrider.models.filters import tempered_and_filtered
+from outrider.models.sampling import Sampler
+from outrider.models.torch.draws import TorchDraws
 
 Floats = npt.NDArray[np.float32]
 
@@ -195,12 +197,13 @@ def test_draws_and_candidates_are_those_of_all_noise_whatever_the_filters(
     logits = torch.from_numpy(np.stack([row_of(kind, vocab_size, rng) for kind, _ in rows]))
     params = [p for _, p in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "LAZY_VOCAB_SIZE", 10**9)
-        drawn = Sampler().draw(logits, params, range(len(rows)))
-        ranked = Sampler().candidates(logits, params, range(len(rows)), 8)
+        patch.setattr(largest, "LARGE_VOCAB_SIZE", 10**9)
+        drawn = Sampler(TorchDraws()).draw(logits, params, range(len(rows)))
+        ranked = Sampler(TorchDraws()).candidates(logits, params, range(len(rows)), 8)
         tempered = tempered_and_filtered(logits, params)
-        patch.setattr(sampling, "LAZY_VOCAB_SIZE", 1)
-        patch.setattr(sampling, "MANY_TOKENS", 100)
+        patch.setattr(largest, "LARGE_VOCAB_SIZE", 1)
+        patch.setattr(draws, "LARGE_VOCAB_SIZE", 1)
+        patch.setattr(draws, "MANY_TOKENS", 100)
         assert Sampler().draw(logits, params, range(len(rows))) == drawn
         lazily = Sampler().candidates(logits, params, range(len(rows)), 8)
         assert torch.equal(tempered_and_filtered(logits, params), tempered)

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
 from outrider.models import exactness
+from outrider.models.backend import CPU, TORCH, Backend
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.runner import Runner, Segment
 from outrider.models.torch import attention
@@ -23,27 +24,27 @@ LENGTH = 150
 TEXT = text(LENGTH)
 
 
-def a_runner(family: str, dtype: torch.dtype, *, fuse: bool = True, use_kernels: bool = True) -> Runner:
+def a_runner(family: str, dtype: torch.dtype, *, backend: Backend = CPU) -> Runner:
     model = build(family)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-    return Runner(model, fuse=fuse, use_kernels=use_kernels)
+    return backend.make_runner(model)
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        ("llama", torch.float32, True),
-        ("qwen3", torch.bfloat16, True),
-        ("mistral", torch.bfloat16, True),
-        ("qwen3", torch.float32, False),
-        ("mistral", torch.bfloat16, False),
+        ("llama", torch.float32, CPU),
+        ("qwen3", torch.bfloat16, CPU),
+        ("mistral", torch.bfloat16, CPU),
+        ("qwen3", torch.float32, TORCH),
+        ("mistral", torch.bfloat16, TORCH),
     ],
-    ids=lambda param: f"{param[0]}-{param[1]}-{'kernels' if param[2] else 'torch'}",
+    ids=lambda param: f"{param[0]}-{param[1]}-{'kernels' if param[2] is CPU else 'torch'}",
 )
 def runner(request: pytest.FixtureRequest) -> Runner:
-    family, dtype, use_kernels = request.param
-    made = a_runner(family, dtype, use_kernels=use_kernels)
+    family, dtype, backend = request.param
+    made = a_runner(family, dtype, backend=backend)
     if not make_exact(made, "").is_exact:
         pytest.skip("rows are not exact on this processor")
     return made
@@ -116,12 +117,13 @@ def test_a_path_of_any_tree_has_the_bits_of_the_text(
 
 def test_the_self_test_sees_a_product_whose_bits_depend_on_the_number_of_rows() -> None:
     runner = a_runner("llama", torch.float32)
-    mlp: Any = runner._stack._layers[0]._mlp  # type: ignore[attr-defined]
+    layers: Any = runner._stack._layers  # type: ignore[attr-defined]
+    mlp = layers[0]._mlp
 
     def by_rows(hidden: Tensor, attended: Tensor) -> Tensor:
         return mlp(hidden, attended) * (1 + 1e-6 * (len(hidden) % 2))  # type: ignore[no-any-return]
 
-    runner._stack._layers[0]._mlp = by_rows  # type: ignore[attr-defined]
+    layers[0]._mlp = by_rows
     with pytest.raises(NotExact, match=r"chains of \d+: \d+ of \d+ rows have other bits"):
         check_rows(runner)
     found = make_exact(runner, "")
@@ -130,7 +132,7 @@ def test_the_self_test_sees_a_product_whose_bits_depend_on_the_number_of_rows() 
 
 
 def test_the_self_test_sees_sums_that_go_by_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = a_runner("llama", torch.float32, use_kernels=False)
+    runner = a_runner("llama", torch.float32, backend=TORCH)
     runner.min_rows = 4
     # As if the tiles of a tree were those of its slots.
     monkeypatch.setattr(attention.PartGroup, "_make_order", lambda self, num_columns, group: None)

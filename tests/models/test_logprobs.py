@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outrider.core.reports import LogprobsMode, ReportParams, TokenLogprobs
+from outrider.models.draws import DrawnTokens
 from outrider.models.logprobs import begin_drawn_logprobs, token_logprobs
-from outrider.models.sampling import DrawnTokens
 
 LOGITS = torch.randn(5, 40, generator=torch.Generator().manual_seed(3))
 DRAWN = [7, 0, 39, 12, 12]

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
+from outrider.models.backend import CPU
 from outrider.models.runner import Runner, Segment
 from tests.support.tiny_models import VOCAB_SIZE, build, text
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def runner(request: pytest.FixtureRequest) -> Runner:
-    return Runner(build(request.param))
+    return CPU.make_runner(build(request.param))
 
 
 def path_of(tree: DraftTree, node: Node) -> list[int]:

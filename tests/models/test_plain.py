@@ -19,9 +19,10 @@ from transformers import (
     StableLmConfig,
 )
 
+from outrider.models.backend import CPU
 from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.reference import Reference
-from outrider.models.runner import Runner, Segment
+from outrider.models.runner import Segment
 from tests.support.tiny_models import VOCAB_SIZE, text
 
 SIZES: dict[str, Any] = {
@@ -67,7 +68,7 @@ def test_logits_are_those_of_the_library_in_pieces_and_next_to_another_text(name
     token_ids = text(30)
     with torch.inference_mode():
         expected = model(torch.tensor([token_ids]), use_cache=False).logits[0]
-    runner = Runner(model, num_blocks=8)
+    runner = CPU.make_runner(model, num_blocks=8)
     reference.check(runner)
     cache, other = runner.new_cache(), runner.new_cache()
     first = runner.forward([Segment(cache, token_ids[:12], 12)])
@@ -77,7 +78,7 @@ def test_logits_are_those_of_the_library_in_pieces_and_next_to_another_text(name
 
 
 def test_a_rotary_embedding_that_goes_by_the_length_bounds_the_context_and_says_so() -> None:
-    runner = Runner(build(CONFIGS["frequencies by the length of the text"]), num_blocks=2)
+    runner = CPU.make_runner(build(CONFIGS["frequencies by the length of the text"]), num_blocks=2)
     assert runner.max_context_len == 32
     assert runner.context_reason == "beyond 32 tokens its rotary embedding (longrope) is another one"
 
@@ -89,7 +90,7 @@ def test_logits_that_are_not_the_librarys_are_refused() -> None:
     with pytest.raises(
         UnsupportedModel, match="its logits from position 0 on are not those of the library's own forward"
     ):
-        reference.check(Runner(model, num_blocks=8))
+        reference.check(CPU.make_runner(model, num_blocks=8))
 
 
 def test_logits_that_differ_at_the_end_of_the_context_alone_are_refused() -> None:
@@ -97,4 +98,4 @@ def test_logits_that_differ_at_the_end_of_the_context_alone_are_refused() -> Non
     reference = Reference(model)
     model.base_model.wpe.weight.data[100:] *= -1
     with pytest.raises(UnsupportedModel, match="its logits from position 116 on are not those"):
-        reference.check(Runner(model, num_blocks=8))
+        reference.check(CPU.make_runner(model, num_blocks=8))

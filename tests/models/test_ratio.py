@@ -13,9 +13,9 @@ from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.structure import StructuredText
 from outrider.core.tree import SparseRow
-from outrider.models import ratio
-from outrider.models.chains import Chain, judge
-from outrider.models.ratio import DraftDraw, Round, begin_rounds, candidates, draft_candidates, emitted
+from outrider.models import acceptance
+from outrider.models.acceptance import DraftDraw, Round, begin_rounds, candidates, draft_candidates, emitted, judge
+from outrider.models.chains import Chain
 from outrider.models.sampling import Sampler
 from tests.support.ratio_cases import FILTERS, assert_drawn_from, distribution, logits_of, words
 
@@ -130,7 +130,7 @@ def test_rounds_under_both_rules_share_a_forward_and_keep_their_own_tokens() -> 
 
 def test_a_device_is_told_of_all_rounds_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    sampler, begin = Sampler(), ratio.begin_judging
+    sampler, begin = Sampler(), acceptance.begin_judging
 
     def begin_judging(*arguments: Any) -> Any:
         told.append("judge")
@@ -138,7 +138,7 @@ def test_a_device_is_told_of_all_rounds_before_it_is_waited_for(monkeypatch: pyt
         return lambda: [told.append("wait"), wait()][1]
 
     begin_drawing = sampler.begin
-    monkeypatch.setattr(ratio, "begin_judging", begin_judging)
+    monkeypatch.setattr(acceptance, "begin_judging", begin_judging)
     monkeypatch.setattr(sampler, "begin", lambda *arguments: [told.append("draw"), begin_drawing(*arguments)][1])
     params = SamplingParams(seed=3)
     rounds = [Round(params, [0]), Round(params, [4, 5], [Candidate(1, -1.0)])]

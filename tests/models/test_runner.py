@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GptOssConfig, MistralConfig
 
+from outrider.models.backend import CPU
 from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.packing import placeholder
 from outrider.models.runner import Runner, Segment, context_of
@@ -24,7 +25,7 @@ PATH = [0, 2, 5, 7]
 @pytest.fixture(scope="module", params=[(f, fuse) for f in FAMILIES for fuse in (True, False)], ids=str)
 def family_and_runner(request: pytest.FixtureRequest) -> tuple[str, Runner]:
     family, fuse = request.param
-    runner = Runner(build(family), fuse=fuse)
+    runner = CPU.make_runner(build(family), fuse=fuse)
     assert runner.is_fused == fuse
     return family, runner
 
@@ -126,7 +127,7 @@ def test_chains_and_trees_share_a_forward(family_and_runner: tuple[str, Runner])
 
 def test_positions_beyond_the_first_rotary_table_are_right() -> None:
     family = "llama"
-    runner = Runner(build(family))
+    runner = CPU.make_runner(build(family))
     ids = text(12)
     positions = [5000 + i for i in range(12)]
     logits = runner.forward([Segment(runner.new_cache(), ids, 12, positions)])
@@ -152,7 +153,7 @@ def test_rows_go_on_from_tokens_that_the_host_has_not_read(family_and_runner: tu
 
 
 def test_no_segments_give_no_logits() -> None:
-    assert Runner(build("llama")).forward([]).shape == (0, VOCAB_SIZE)
+    assert CPU.make_runner(build("llama")).forward([]).shape == (0, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_no_segments_give_no_logits() -> None:
     ],
 )
 def test_a_malformed_segment_is_refused_and_leaves_no_trace(changes: dict[str, object], message: str) -> None:
-    runner = Runner(build("llama"))
+    runner = CPU.make_runner(build("llama"))
     cache, good = runner.new_cache(), runner.new_cache()
     arguments: dict[str, object] = {"cache": cache, "token_ids": [1, 2, 3], "num_logits": 1, **changes}
     with pytest.raises(ValueError, match=message):
@@ -174,7 +175,7 @@ def test_a_malformed_segment_is_refused_and_leaves_no_trace(changes: dict[str, o
 
 
 def test_two_segments_of_one_cache_are_refused() -> None:
-    runner = Runner(build("llama"))
+    runner = CPU.make_runner(build("llama"))
     cache = runner.new_cache()
     with pytest.raises(ValueError, match="share a cache"):
         runner.forward([Segment(cache, [1], 1), Segment(cache, [2], 1)])
@@ -207,7 +208,7 @@ def test_attention_with_sinks_is_refused_at_load() -> None:
         num_experts_per_tok=1,
     )
     with pytest.raises(UnsupportedModel, match="s_aux"):
-        Runner(GptOssForCausalLM(config))
+        CPU.make_runner(GptOssForCausalLM(config))
 
 
 def test_bfloat16_stays_close_to_float32() -> None:
@@ -215,7 +216,7 @@ def test_bfloat16_stays_close_to_float32() -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
     ids = text(50)
-    runner = Runner(model)
+    runner = CPU.make_runner(model)
     logits = runner.forward([Segment(runner.new_cache(), ids, 50)])
     expected = reference_logits("qwen3", ids)
     assert logits.dtype == torch.float32

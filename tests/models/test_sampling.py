@@ -14,7 +14,7 @@ from scipy import stats
 
 from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams
-from outrider.models.ratio import DraftDraw, draft_candidates
+from outrider.models.acceptance import DraftDraw, draft_candidates
 from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler, most_probable, ranked
 
 NUM_DRAWS = 100_000

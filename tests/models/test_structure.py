@@ -18,8 +18,9 @@ import torch
 from outrider.core.params import SamplingParams, Source
 from outrider.core.structure import Structure, StructureBroken, StructuredText, StructureKind
 from outrider.core.tree import DraftTree
-from outrider.models.ratio import Round, emitted
-from outrider.models.sampling import DrawnTokens, Sampler
+from outrider.models.acceptance import Round, emitted
+from outrider.models.draws import DrawnTokens
+from outrider.models.sampling import Sampler
 from outrider.models.structure import (
     MANY_ALLOWED,
     MAX_DESCRIPTION_BYTES,

@@ -10,7 +10,8 @@ import torch
 
 from outrider.core.costs import AttentionTimes
 from outrider.models import fusion, timing
-from outrider.models.cpu.contenders import Best
+from outrider.models.backend import CPU
+from outrider.models.draws import Best
 from outrider.models.runner import Runner, Segment
 from outrider.models.timing import (
     EventStopwatch,
@@ -103,18 +104,18 @@ def test_a_cpu_needs_no_more_than_the_hosts_clock() -> None:
 
 
 def test_forwards_that_are_filled_up_are_measured_by_what_they_are_filled_up_to() -> None:
-    runner = Runner(build("llama"), use_kernels=False, is_exact=False, num_blocks=16, acceleration=EAGER_TWIN)
+    runner = EAGER_TWIN.make_runner(build("llama"), is_exact=False, num_blocks=16)
     context = runner.max_context_len - 100
     # Behind that context the bucket of 128 is reached with 100 rows, and none of 256 is.
     times_ms = measure_buckets(runner, 1000, context, num_repeats=1)
     assert list(times_ms) == [16, 32, 64, 128]
     assert min(times_ms.values()) > 0
     assert list(measure_buckets(runner, 17, context, num_repeats=1)) == [16, 32]
-    assert Runner(build("llama")).buckets == ()
+    assert CPU.make_runner(build("llama")).buckets == ()
 
 
 def test_steps_of_a_loop_are_measured_by_sessions_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner(build("llama"), use_kernels=False, is_exact=False, num_blocks=16, acceleration=EAGER_TWIN)
+    runner = EAGER_TWIN.make_runner(build("llama"), is_exact=False, num_blocks=16)
     loops: list[tuple[int, int]] = []
     draft = runner.draft
 
@@ -129,11 +130,11 @@ def test_steps_of_a_loop_are_measured_by_sessions_where_there_is_one(monkeypatch
     assert measure_steps(runner, [1, 3], 100, 4, num_repeats=2) == {1: 250.0, 3: 250.0}
     assert loops == [(1, 4), (3, 4)] * 4
     assert runner.pool.blocks.num_free == runner.pool.blocks.num_blocks
-    assert measure_steps(Runner(build("llama")), [1], 100, 4) == {}
+    assert measure_steps(CPU.make_runner(build("llama")), [1], 100, 4) == {}
 
 
 def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner(build("llama"))
+    runner = CPU.make_runner(build("llama"))
     assert measure_products(runner, [1, 2]) == {}  # all of them are small
     monkeypatch.setattr(fusion, "MIN_LARGE_ENTRIES", 0)
     assert len(runner.large_products()) == 4 * runner.cache_shape.num_layers
@@ -163,7 +164,7 @@ def test_what_contexts_add_is_told_from_few_and_more_rows_behind_short_and_long_
         }
 
     monkeypatch.setattr(timing, "_take_turns", take_turns)
-    runner = Runner(build("llama"), num_blocks=16)
+    runner = CPU.make_runner(build("llama"), num_blocks=16)
     times = measure_attention(runner, 200)
     assert (times.slot_ms, times.row_slot_ms) == pytest.approx(found)
     assert times.context_len == 200
@@ -171,7 +172,7 @@ def test_what_contexts_add_is_told_from_few_and_more_rows_behind_short_and_long_
 
 
 def test_what_contexts_add_is_measured_where_there_is_room_for_long_ones() -> None:
-    runner, small = Runner(build("llama"), num_blocks=16), Runner(build("llama"), num_blocks=9)
+    runner, small = CPU.make_runner(build("llama"), num_blocks=16), CPU.make_runner(build("llama"), num_blocks=9)
     ids = list(range(40))
     expected = runner.forward([Segment(runner.new_cache(), ids, 1)])
     times = measure_attention(runner, 200, num_repeats=1)

@@ -16,8 +16,9 @@ from outrider.core.methods.best_first import BestFirstParams
 from outrider.core.params import AcceptanceRule, Rows, SamplingParams
 from outrider.core.speculation import Method, SpeculationParams, Steering
 from outrider.core.tree import Draft
-from outrider.models.cuda.graphs import Acceleration
-from outrider.models.cuda.rows import UNSETTLED, RowDraws
+from outrider.models.cuda.backend import CudaBackend
+from outrider.models.cuda.rows import UNSETTLED
+from outrider.models.draws import RowDraws
 from outrider.models.runner import Runner, Segment
 from outrider.speculator import engine as engine_module
 from outrider.speculator.engine import Engine
@@ -69,10 +70,10 @@ class Stepped:
         self,
         *,
         loops: bool,
-        acceleration: Acceleration = TWIN_GPU,
+        backend: CudaBackend = TWIN_GPU,
         **limits: Any,
     ) -> None:
-        runner = Runner(build("qwen2"), use_kernels=False, acceleration=acceleration, **limits)
+        runner = backend.make_runner(build("qwen2"), **limits)
         if not loops:
             runner.make_loop = lambda: None  # type: ignore[method-assign]
         self.num_forwards = 0
@@ -247,7 +248,7 @@ def test_a_row_that_is_left_to_the_host_is_drawn_by_it() -> None:
         found[0, calls % 3] = UNSETTLED
         return found
 
-    acceleration = Acceleration(replace(TWINS, best_tokens=sometimes_unsettled), None)
+    backend = CudaBackend(replace(TWINS, best_tokens=sometimes_unsettled), None)
 
     def run(stepped: Stepped) -> None:
         for number in LOOPED[:3]:
@@ -258,7 +259,7 @@ def test_a_row_that_is_left_to_the_host_is_drawn_by_it() -> None:
             stepped.commit(rng)
         stepped.settle()
 
-    assert both(run, acceleration=acceleration).looped
+    assert both(run, backend=backend).looped
 
 
 @pytest.mark.parametrize(("forward_us", "num_loops"), [(1, 1), (10**9, 3)], ids=["fast target", "slow target"])

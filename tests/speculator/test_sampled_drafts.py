@@ -15,7 +15,7 @@ from outrider.core.methods.saguaro import SaguaroParams
 from outrider.core.params import AcceptanceRule, SamplingParams
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import Draft, DraftTree
-from outrider.models.ratio import DraftDraw, draft_candidates
+from outrider.models.acceptance import DraftDraw, draft_candidates
 from outrider.models.runner import Segment
 from outrider.speculator.engine import Engine
 from outrider.speculator.session import DraftSession, DraftSessionSpec

@@ -12,7 +12,7 @@ from outrider.core.methods.card import CardParams
 from outrider.core.params import SamplingParams, Source
 from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.tree import Draft, DraftTree, Node, SparseRow
-from outrider.models.ratio import candidates
+from outrider.models.acceptance import candidates
 from outrider.models.sampling import Sampler
 from outrider.speculator.send_budget import (
     MAX_BYTES_PER_ROUND,

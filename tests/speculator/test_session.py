@@ -21,6 +21,7 @@ from outrider.core.params import Rows, SamplingParams
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.speculation import Method, SpeculationParams, Steering
 from outrider.core.tree import DraftTree, Node, StreamNodes
+from outrider.models.backend import CPU
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
 from outrider.speculator.session import DraftSession, DraftSessionSpec
@@ -62,7 +63,7 @@ class Bushy:
 
 @pytest.fixture(scope="module")
 def runner() -> Runner:
-    return Runner(build("llama"))
+    return CPU.make_runner(build("llama"))
 
 
 def reference_logits(runner: Runner, token_ids: Sequence[int]) -> torch.Tensor:

@@ -13,12 +13,14 @@ from torch.nn import functional
 
 from outrider.core.noise import gumbel_of_words, hashed
 from outrider.core.params import SamplingParams
-from outrider.models.cuda.graphs import Acceleration, Results
+from outrider.models.cuda.backend import CudaBackend
+from outrider.models.cuda.graphs import Results
 from outrider.models.cuda.inputs import SPLIT, Inputs, tile_of
 from outrider.models.cuda.rows import ROW
+from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import FEW_ROWS, Kernels
+from outrider.models.filters import tempered_and_filtered
 from outrider.models.runner import Runner
-from outrider.models.sampling import tempered_and_filtered
 
 GARBAGE = 2**30
 """What stands where nothing may be read."""
@@ -185,7 +187,7 @@ def last_is_fastest(replays: Sequence[Callable[[], Results]]) -> list[float]:
 @torch.inference_mode()
 def spoil(runner: Runner) -> None:
     """Writes over what is left of the last forward's inputs, which the next one may not read."""
-    assert runner._forwards is not None
+    assert isinstance(runner, CudaRunner)
     packer = runner._forwards.packer
     for buffer in (packer._device, *packer._hosts):
         buffer.fill_(GARBAGE)
@@ -209,5 +211,5 @@ TWINS = Kernels(
     multiply=multiply,
     compiler="torch",
 )
-TWIN_GPU = Acceleration(TWINS, fake_graph, last_is_fastest)
-EAGER_TWIN = Acceleration(TWINS, None, last_is_fastest)
+TWIN_GPU = CudaBackend(TWINS, lambda: fake_graph, last_is_fastest)
+EAGER_TWIN = CudaBackend(TWINS, None, last_is_fastest)

@@ -14,9 +14,9 @@ from torch import Tensor
 from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
+from outrider.models.acceptance import DraftDraw, draft_candidates
 from outrider.models.chains import Chain
-from outrider.models.ratio import DraftDraw, draft_candidates
-from outrider.models.sampling import tempered_and_filtered
+from outrider.models.filters import tempered_and_filtered
 
 FILTERS: list[dict[str, Any]] = [
     {},

@@ -12,9 +12,9 @@ from outrider.core.costs import ForwardTimes
 from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec
 from outrider.core.speculation import Method, SpeculationParams
-from outrider.models.cuda.rows import RowDraws
+from outrider.models.acceptance import PendingRounds
+from outrider.models.draws import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
-from outrider.models.ratio import PendingRounds
 from outrider.models.timing import HostStopwatch
 from outrider.verifier.engine import Engine
 from outrider.verifier.metrics import RoundCounts

@@ -14,7 +14,7 @@ import torch
 from outrider.core.methods import BEST_FIRST, OFF, RETRIEVAL
 from outrider.core.params import SamplingParams, Source
 from outrider.core.reports import LogprobsMode, ReportParams
-from outrider.models.cuda.rows import RowDraws
+from outrider.models.draws import RowDraws
 from outrider.models.packing import placeholder
 from outrider.verifier.engine import Engine
 from outrider.verifier.reports import SessionReports

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.costs import Contexts
-from outrider.models.runner import Runner
+from outrider.models.backend import CPU
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
 from outrider_client.client import Client
@@ -18,7 +18,7 @@ from tests.support.tiny_models import build
 
 @pytest.mark.slow
 def test_where_forwards_are_filled_up_all_rows_of_one_cost_the_same() -> None:
-    runner = Runner(build("llama"), use_kernels=False, num_blocks=16, acceleration=EAGER_TWIN)
+    runner = EAGER_TWIN.make_runner(build("llama"), num_blocks=16)
     service = VerifierService(VerifierSettings(), replace(target_model(), runner=runner))
     _, told_ms, times = service._load_model(None)
     assert list(told_ms) == [1, 128]
@@ -27,7 +27,7 @@ def test_where_forwards_are_filled_up_all_rows_of_one_cost_the_same() -> None:
 
 
 def test_where_they_are_not_every_number_has_its_own_time() -> None:
-    model = replace(target_model(), runner=Runner(build("llama"), num_blocks=16))
+    model = replace(target_model(), runner=CPU.make_runner(build("llama"), num_blocks=16))
     _, told_ms, times = VerifierService(VerifierSettings(), model)._load_model(None)
     assert {1, 2, 3, 16, 32} <= told_ms.keys()
     assert all(times.of(rows) == time_ms for rows, time_ms in told_ms.items())

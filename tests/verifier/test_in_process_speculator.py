@@ -17,12 +17,13 @@ from outrider.core.methods.best_first import BestFirstParams
 from outrider.core.params import Source
 from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.tree import Draft
-from outrider.models.cuda.graphs import Acceleration, Results
+from outrider.models.cuda.backend import CudaBackend
+from outrider.models.cuda.graphs import Results
 from outrider.models.cuda.loop import LOOP_LENS
 from outrider.models.loading import CannotLoadModel, LoadedModel, build_hf_model, is_same_gpu
 from outrider.models.pool_size import Beside
 from outrider.models.residency import Residency
-from outrider.models.runner import Runner, cache_shape
+from outrider.models.runner import cache_shape
 from outrider.peers.speculator import MAX_PAUSED_TOKENS
 from outrider.server.run import CannotLoad
 from outrider.server.settings import parse_settings
@@ -529,8 +530,8 @@ async def test_the_verifier_is_ready_when_the_draft_models_steps_are_captured_of
     service = VerifierService(settings, target_model(), {1: 2.0})
 
     def load(*_arguments: Any) -> LoadedModel:
-        acceleration = Acceleration(TWINS, capture)
-        runner = Runner(build("qwen3"), use_kernels=False, num_blocks=8, is_exact=True, acceleration=acceleration)
+        backend = CudaBackend(TWINS, lambda: capture)
+        runner = backend.make_runner(build("qwen3"), num_blocks=8, is_exact=True)
         return replace(draft_model(), runner=runner)
 
     monkeypatch.setattr(in_process_speculator, "load_for", load)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.models.sampling import DrawnTokens, Sampler
+from outrider.models.draws import DrawnTokens
+from outrider.models.sampling import Sampler
 from outrider.verifier.scheduler import Scheduler
 from outrider_client.client import Client
 from tests.support.crowded_pool import PROMPTS, crowded_model

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from outrider.core.params import SamplingParams
+from outrider.models.backend import backend_of
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
 from outrider.models.text import TextCodec
@@ -85,7 +86,8 @@ def main() -> None:
     """Runs the worker."""
 
     def open_pair(target: Any, draft: Any, tokenizer: Any) -> Mapping[str, Handler]:
-        baseline = BareBaseline(Runner(target), Runner(draft), TextCodec(tokenizer))
+        runners = [backend_of(model.device).make_runner(model) for model in (target, draft)]
+        baseline = BareBaseline(runners[0], runners[1], TextCodec(tokenizer))
         return {"generate": baseline.generate, "measure": baseline.measure, "ranks": baseline.ranks}
 
     serve_pair(__doc__, open_pair)

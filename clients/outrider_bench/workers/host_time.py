@@ -34,10 +34,11 @@ from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.models.cuda.inputs import Packer, Shape
+from outrider.models.draws import DrawnTokens
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment, filled_in
 from outrider.models.runner import Runner
-from outrider.models.sampling import DrawnTokens, Sampler
+from outrider.models.sampling import Sampler
 from outrider.server.process import SWITCH_INTERVAL_S, freeze_gc
 from outrider.speculator.service import SpeculatorService
 from outrider.speculator.settings import SpeculatorSettings

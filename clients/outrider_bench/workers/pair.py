@@ -21,9 +21,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.speculation import SpeculationParams
 from outrider.models import pairs
 from outrider.models.checkpoint import UnsupportedModel
+from outrider.models.filters import tempered_and_filtered
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.runner import KVCache, Runner, Segment
-from outrider.models.sampling import Sampler, tempered_and_filtered
+from outrider.models.sampling import Sampler
 from outrider.models.text import TextCodec
 from outrider.verifier.service import limits_of
 from outrider.verifier.settings import VerifierSettings

@@ -14,7 +14,8 @@ from statistics import median
 import torch
 
 from outrider.core.params import SamplingParams
-from outrider.models.sampling import Sampler, tempered_and_filtered
+from outrider.models.filters import tempered_and_filtered
+from outrider.models.sampling import Sampler
 from outrider.models.torch.noise import NoiseRows
 
 KINDS = {

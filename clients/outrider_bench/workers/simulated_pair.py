@@ -35,9 +35,9 @@ from outrider.core.session import SessionSpec, Verdict
 from outrider.core.speculation import SpeculationParams, Steering
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
+from outrider.models.acceptance import candidates, emitted
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.loading import LoadedModel
-from outrider.models.ratio import candidates, emitted
 from outrider.models.runner import KVCache, Segment
 from outrider.models.sampling import Sampler, most_probable
 from outrider.speculator.session import DraftSession, DraftSessionSpec

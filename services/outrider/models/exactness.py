@@ -8,7 +8,6 @@ property of the libraries and of the CPU. So it is tried, each time that a model
 from __future__ import annotations
 
 import hashlib
-import platform
 import random
 import statistics
 import time
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
-from outrider.models.cpu import kernels
 from outrider.models.kv_cache import TILE, KVCache
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
@@ -39,25 +37,12 @@ NUM_LATE = 8
 """Rows at the end of the context that are tried."""
 LATE_SLOTS = 16 * TILE + 8
 """Slots of a long session. Attention adds them tile by tile, so more of them are more of the same."""
-PADDINGS = (1, 2, 4)
-"""Least rows of a forward that are tried: single rows take other ways through some libraries than several do."""
-ARITHMETIC = (
-    "fusion",
-    "packing",
-    "rotary",
-    "runner",
-    "steps",
-    "cpu/bfloat16",
-    "cpu/kernels",
-    "cpu/paths",
-    "cpu/steps",
-    "cpu/vectors",
-    "torch/attention",
-    "torch/plain",
-    "torch/products",
-    "torch/steps",
-)
-"""Modules of this package that the bits of the logits depend on: replicas with others do not go on with a text."""
+ARITHMETIC = ("fusion", "packing", "rotary", "runner", "steps")
+"""Modules that the bits of the logits depend on, besides `Runner.PACKAGES`: replicas with others do not go on with a
+text."""
+NUMBERS_OF_ROWS = (1, 2, 4, 6)
+"""Rows that forwards are filled up to, of which the fastest number is taken: a single row takes other ways through some
+libraries than several do."""
 MIN_GAIN = 0.05
 """Share of a single row's time that more padding must save to be worth it where exactness does not need it."""
 
@@ -83,83 +68,44 @@ class Exactness:
 
 
 def make_exact(runner: Runner, fingerprint: str) -> Exactness:
-    """Finds out how forwards are exact: sets the runner's `min_rows`.
+    """Finds out how forwards are exact, and has the runner take that way.
 
     Args:
         runner: Of the loaded model, with the threads that it will have.
         fingerprint: Hash of the weights.
     """
     started = time.perf_counter()
-    if runner.compiler:
-        return _exactness_on_a_gpu(runner, fingerprint)
-    reason = ""
-    for min_rows in PADDINGS:
-        runner.min_rows = min_rows
+    reason = "no way to exact rows is left"
+    for _ in runner.exact_ways():
         try:
             check_rows(runner)
         except NotExact as error:
             reason = str(error)
+            log.info("model.not_exact_yet", graphs=runner.graphs, min_rows=runner.min_rows, reason=reason)
             continue
         _pad_to_the_fastest(runner)
         took_s = round(time.perf_counter() - started, 2)
-        log.info("model.exact", min_rows=runner.min_rows, took_s=took_s)
+        log.info("model.exact", graphs=runner.graphs, min_rows=runner.min_rows, took_s=took_s)
         return Exactness(numerics_id=numerics_id(runner, fingerprint))
-    runner.min_rows = 1
-    return Exactness(reason=reason)
-
-
-def _exactness_on_a_gpu(runner: Runner, fingerprint: str) -> Exactness:
-    """Tries the ways to exact rows that the runner has there, one after the other."""
-    reason = "no way to exact rows is left"
-    while runner.is_invariant or runner.has_one_shape:
-        try:
-            check_rows(runner)
-        except NotExact as error:
-            reason = str(error)
-            log.info("model.not_exact_yet", graphs=runner.graphs, reason=reason)
-            runner.give_up_exactness()
-        else:
-            log.info("model.exact", graphs=runner.graphs)
-            return Exactness(numerics_id=numerics_id(runner, fingerprint))
     return Exactness(reason=reason)
 
 
 def numerics_id(runner: Runner, fingerprint: str) -> str:
     """Computes the hash of what the bits of the logits depend on."""
+    here = Path(__file__).parent
+    sources = [here / f"{module}.py" for module in ARITHMETIC]
+    sources += [source for package in runner.PACKAGES for source in sorted((here / package).glob("*.py"))]
     parts = [
         fingerprint,
         str(runner.dtype),
         str(TILE),
         torch.__version__,
         torch.__config__.show(),
-        kernels.COMPILER,
-        *((Path(__file__).parent / f"{module}.py").read_text() for module in ARITHMETIC),
-        *_of_a_gpu(runner),
         str(torch.get_num_threads()),
-        _processor(runner.device),
+        *runner.arithmetic(),
+        *(source.read_text() for source in sources),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def _of_a_gpu(runner: Runner) -> list[str]:
-    """Returns what the bits depend on besides where a GPU computes: its kernels, what compiles them, its products."""
-    if not runner.compiler:
-        return []
-    sources = sorted(Path(__file__).with_name("cuda").glob("*.py"))
-    versions = [runner.compiler, str(torch.version.cuda), str(runner.is_invariant)]
-    return [*versions, *(source.read_text() for source in sources)]
-
-
-def _processor(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    # Libraries choose their kernels by these.
-    wanted = ("vendor_id", "cpu family", "model\t", "flags", "Features")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
 def check_rows(runner: Runner, seed: int = 0) -> None:
@@ -343,11 +289,13 @@ def _check_equal(name: str, rows: Tensor, expected: Tensor) -> None:
 
 def _pad_to_the_fastest(runner: Runner, num_repeats: int = 5) -> None:
     """Raises the runner's `min_rows` if a single row is faster among more."""
+    if runner.buckets:
+        return  # forwards are filled up in any case
     least = runner.min_rows
     cache = runner.new_cache()
     runner.forward([Segment(cache, [0] * min(TILE, runner.max_context_len - 1), 0)])
     length = cache.length
-    times: dict[int, list[float]] = {n: [] for n in (*PADDINGS, 6) if n >= least}
+    times: dict[int, list[float]] = {n: [] for n in NUMBERS_OF_ROWS if n >= least}
     for _ in range(num_repeats):
         for runner.min_rows, samples in times.items():
             started = time.perf_counter()

@@ -12,18 +12,15 @@ the attention stay in float32 even if the weights are bfloat16 (and attention of
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outrider.models.cpu.steps import CpuSteps
-from outrider.models.packing import Plan
 from outrider.models.rotary import RotaryTable, interleave_halves
 from outrider.models.steps import Steps
-from outrider.models.torch.products import MIN_LARGE_ENTRIES, Product, concatenate, make_product
-from outrider.models.torch.steps import TorchSteps
+from outrider.models.torch.plan import Plan
+from outrider.models.torch.products import MIN_LARGE_ENTRIES, MakeProduct, Product, concatenate
 
 FUSABLE_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Families whose code was compared with this one. Others share the names of modules, but not the arithmetic."""
@@ -74,37 +71,24 @@ class FusedStack:
     def __init__(
         self,
         model: Any,
-        *,
-        is_exact: bool = True,
-        use_kernels: bool = False,
-        make_steps: Callable[[RotaryTable], Steps[Any]] | None = None,
+        make_steps: Callable[[RotaryTable], Steps[Any]],
+        make_product: MakeProduct,
+        stream: torch.dtype,
     ) -> None:
         """
         Args:
             model: One that `is_fusable`.
-            is_exact: See `make_product`.
-            use_kernels: Runs what is between the products by the kernels of a CPU.
-            make_steps: Makes the steps of the layers. None takes those of a CPU or of torch.
+            make_steps: Makes the steps of the layers, by the model's rotary embedding.
+            make_product: Makes the products of the layers.
+            stream: Type of the residual stream.
         """
         inner = model.base_model
-        weight = inner.embed_tokens.weight
-        # The residual stream stays in float32 on a CPU: it is small beside the weights, and attention of one bfloat16
-        # row is five times as slow there as that of a float32 row.
-        self._stream = torch.float32 if weight.device.type == "cpu" else weight.dtype
-        self._embedding: Tensor = weight
-        rotary = RotaryTable(inner.rotary_emb.inv_freq, inner.rotary_emb.attention_scaling)
-        steps: Steps[Any]
-        if make_steps is not None:
-            steps = make_steps(rotary)
-        elif use_kernels:
-            steps = CpuSteps(rotary, weight.dtype)
-        else:
-            steps = TorchSteps(rotary, weight.dtype, self._stream)
-        make = partial(make_product, is_exact=is_exact, use_kernels=use_kernels)
+        self._stream, self._embedding = stream, inner.embed_tokens.weight
+        steps = make_steps(RotaryTable(inner.rotary_emb.inv_freq, inner.rotary_emb.attention_scaling))
         # From here on the list alone holds the layers: `pop` lets each one's weights go as soon as it is fused.
         layers = list(inner.layers)
         inner.layers = nn.ModuleList()
-        self._layers = [FusedLayer(index, layers.pop(0), steps, make) for index in range(len(layers))]
+        self._layers = [FusedLayer(index, layers.pop(0), steps, make_product) for index in range(len(layers))]
         self._norm = steps.norm(inner.norm)
 
     def large_products(self) -> list[tuple[Product, int]]:
@@ -146,7 +130,7 @@ class FusedStack:
 class FusedLayer:
     """Runs a decoder layer: attention and gated MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, index: int, layer: Any, steps: Steps[Any], make: Callable[..., Product]) -> None:
+    def __init__(self, index: int, layer: Any, steps: Steps[Any], make: MakeProduct) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         qkv = _make_qkv(attention, make)
         output = make(attention.o_proj.weight, attention.o_proj.bias)
@@ -179,7 +163,7 @@ class FusedLayer:
         return self._mlp(hidden, self._attend(self._heads(hidden, summand), layout))
 
 
-def _make_qkv(attention: Any, make: Callable[..., Product]) -> Product:
+def _make_qkv(attention: Any, make: MakeProduct) -> Product:
     """Makes one product for queries, keys and values, with the halves that turn together interleaved."""
     weight, bias = concatenate([attention.q_proj, attention.k_proj, attention.v_proj])
     # The library turns dimension i with i + d/2, a complex product wants them side by side. Scores do not change when

@@ -17,6 +17,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from outrider.models.backend import backend_of
 from outrider.models.checkpoint import (
     CONFIGS,
     DEMO_PREFIX,
@@ -184,14 +185,13 @@ def load_model(
     is_exact = exact != "off"
     on_step("compiling its kernels")
     size_pool = partial(num_blocks, shape, context_len, num_tokens, block_size, num_sessions, beside)
-    runner = Runner(
+    runner = backend_of(shape.device, use_graphs=use_graphs).make_runner(
         model,
         fuse=fuse,
         is_exact=is_exact,
-        # On a GPU what is free is known when a forward has taken what it needs.
-        num_blocks=size_pool if shape.device.type == "cuda" else size_pool(),
+        # What is free is known when all else has its memory.
+        num_blocks=size_pool,
         block_size=block_size,
-        use_graphs=use_graphs,
     )
     reference.check(runner)
     if is_exact:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from outrider.core.reports import LogprobsMode, ReportParams, TokenLogprobs
 from outrider.core.session import Verdict
+from outrider.models.acceptance import Round
 from outrider.models.adjustments import adjusted
-from outrider.models.host_copy import HostCopy
-from outrider.models.ratio import Round
-from outrider.models.sampling import DrawnTokens, leading_values, tempered_and_filtered
+from outrider.models.draws import DrawnTokens, HostCopy
+from outrider.models.filters import tempered_and_filtered
+from outrider.models.largest import largest
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int, mode: LogprobsMode) -> list[TokenLogprobs]:
@@ -38,7 +39,7 @@ def _begin(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) 
     ranks = (values > own).sum(-1) + 1
     found = [own.squeeze(-1), ranks]
     if num_top:
-        found += leading_values(values, min(num_top, values.shape[-1]))
+        found += largest(values, min(num_top, values.shape[-1]))
     copies = [HostCopy(each) for each in found]
 
     def wait() -> list[TokenLogprobs]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-
-from outrider.models.cpu.kernels import Array, as_array
 
 
 class RotaryTable:
@@ -15,22 +15,13 @@ class RotaryTable:
         self._inv_freq = inv_freq.float()
         self._scaling = attention_scaling
         self._table = self._compute(1024)
-        self._array: Array | None = None
 
     def up_to(self, last_position: int) -> Tensor:
         """Returns the turns of all positions up to one, and of more: complex64 [positions, head_dim / 2]."""
         if last_position >= self._table.shape[0]:
             # The next power of two: no more than the contexts of most models.
-            self._table, self._array = self._compute(1 << last_position.bit_length()), None
+            self._table = self._compute(1 << last_position.bit_length())
         return self._table
-
-    def array_up_to(self, last_position: int) -> Array:
-        """Returns the same for the kernels of a CPU: float32 [positions, head_dim / 2, 2], cosines and sines."""
-        table = self.up_to(last_position)
-        # Kept: every layer asks for it.
-        if self._array is None:
-            self._array = as_array(torch.view_as_real(table))
-        return self._array
 
     def _compute(self, num_positions: int) -> Tensor:
         positions = torch.arange(num_positions, device=self._inv_freq.device, dtype=torch.float32)
@@ -42,3 +33,12 @@ class RotaryTable:
 def interleave_halves(x: Tensor) -> Tensor:
     """Reorders the last dimension: (0, 1, ..., d-1) to (0, d/2, 1, d/2 + 1, ...)."""
     return x.reshape(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
+
+
+def interleaved_norms(module: Any, num_queries: int, num_keys: int, dtype: torch.dtype) -> Tensor:
+    """Returns the weights of the norms of queries and keys: [queries and keys, head_dim], halves interleaved.
+
+    The mean of a head's squares does not depend on the order of its dimensions, but the weights must follow it.
+    """
+    queries, keys = (interleave_halves(norm.weight.to(dtype)) for norm in (module.q_norm, module.k_norm))
+    return torch.cat([queries.expand(num_queries, -1), keys.expand(num_keys, -1)])

@@ -2,72 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-import structlog
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.core.params import SamplingParams
 from outrider.models.checkpoint import UnsupportedModel
-from outrider.models.cpu.contenders import Best
-from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, INVARIANT_BUCKETS, Acceleration, Capture, Forwards
-from outrider.models.cuda.inputs import loop_lens
-from outrider.models.cuda.loop import DraftLoop
-from outrider.models.cuda.rows import MAX_NUM_BEST, RowDraws
-from outrider.models.cuda.steps import CudaSteps
-from outrider.models.fusion import FusedStack, is_fusable
-from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
-from outrider.models.packing import Plan, Segment
-from outrider.models.rotary import RotaryTable
-from outrider.models.torch.plain import PlainHead, PlainStack
-from outrider.models.torch.products import Product, make_head
+from outrider.models.draws import Best, RowDraws
+from outrider.models.kv_cache import CacheShape, KVCache, KVPool
+from outrider.models.packing import Segment
+from outrider.models.torch.products import Product
 
 __all__ = ["KVCache", "Runner", "Segment"]
 
-log = structlog.get_logger(__name__)
-
 DEFAULT_NUM_BLOCKS = 1024
 """Blocks of a pool where nobody says."""
+NumBlocks = int | Callable[[], int]
+"""Blocks of a pool; or what says so, called when all else has its memory."""
 
 
-class Runner:
+class Runner(ABC):
     """Runs a causal language model over packed rows. All calls come from one thread.
 
-    Takes the model over: do not use it elsewhere afterwards.
+    Takes the model over: do not use it elsewhere afterwards. `outrider.models.backend` makes that of a device.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        fuse: bool = True,
-        use_kernels: bool = True,
-        is_exact: bool = True,
-        num_blocks: int | Callable[[], int] = DEFAULT_NUM_BLOCKS,
-        block_size: int = TILE,
-        use_graphs: bool = True,
-        acceleration: Acceleration | None = None,
-    ) -> None:
+    PACKAGES: ClassVar[tuple[str, ...]]
+    """Packages of `outrider.models` that the bits of the logits depend on."""
+    pool: KVPool
+    """Keys and values of all sessions."""
+
+    def __init__(self, model: PreTrainedModel, *, is_fused: bool) -> None:
         """
         Args:
             model: Any causal model of the library with standard attention, in its final type and on its device.
-            fuse: Takes the layers apart where they are known (`outrider.models.fusion`).
-            use_kernels: Runs attention, and what is between the products of known layers, by the kernels of a CPU, if
-                the model is on one (`outrider.models.cpu.kernels`).
-            is_exact: Uses products whose rows have the same bits whatever their number, where there are such.
-            num_blocks: Blocks of the pool of keys and values; or what says so, called when all else has its memory.
-            block_size: Slots of a block.
-            use_graphs: Captures CUDA graphs, if the model is on such a device.
-            acceleration: How a GPU is used. None means as the model's device can be.
+            is_fused: True if its layers are taken apart (`outrider.models.fusion`).
 
         Raises:
-            UnsupportedModel: The model has no head, or says no context; or a layer does not attend through the
-                library's attention interface, or with extras.
+            UnsupportedModel: The model has no head, or says no context.
         """
         model.requires_grad_(False).train(False)
         self.cache_shape = cache_shape(model)
@@ -79,133 +55,53 @@ class Runner:
         """Width of the logits."""
         self.max_context_len, self.context_reason = context_of(config)
         """Most slots of a chain; and why the model's own context is longer, empty if it is not."""
-        self._queries_per_key = config.num_attention_heads // self.cache_shape.num_heads
-        self.is_fused = fuse and is_fusable(model)
-        self._use_kernels = use_kernels and self.device.type == "cpu"
-        acceleration = acceleration or Acceleration.on(self.device, use_graphs=use_graphs)
-        shape = self.cache_shape
-        if acceleration and not self.is_fused:
-            log.warning("kernels.not_used", reason=f"layers of a model of type {config.model_type} run as they are")
-            acceleration = None
-        elif acceleration and not acceleration.suits(self._queries_per_key, shape.head_dim):
-            acceleration = None
-        self._acceleration = acceleration
-        self._use_kernels = self._use_kernels and acceleration is None
-        with torch.inference_mode():
-            self._head: Product = make_head(head.weight, head.bias, is_exact=is_exact, use_kernels=self._use_kernels)
-            self._stack: Stack
-            if self.is_fused:
-                make_steps = partial(self._make_steps, acceleration, is_exact) if acceleration else None
-                self._stack = FusedStack(model, is_exact=is_exact, use_kernels=self._use_kernels, make_steps=make_steps)
-            else:
-                self._stack = PlainStack(model)
-                self._head = PlainHead(model, self._head)
-        if acceleration:
-            self._take_invariant_products()
-        self.has_one_shape = acceleration is not None and is_exact and not self.is_invariant
-        """True if all forwards have the same number of rows, so that libraries compute each row alike."""
-        self._forwards: Forwards | None = None
-        self._loop: DraftLoop | None = None
-        if acceleration and callable(num_blocks):
-            # Tried with a pool of one block: what is free then is free for the pool.
-            self._forwards = self._make_forwards(KVPool(shape, 1, block_size, num_scratch_slots=1), None)
-            self._forwards.warm()
-        self.pool = KVPool(
-            shape,
-            num_blocks() if callable(num_blocks) else num_blocks,
-            block_size,
-            num_scratch_slots=1 if acceleration else 0,
-        )
-        """Keys and values of all sessions."""
+        self.queries_per_key = config.num_attention_heads // self.cache_shape.num_heads
+        """Query heads that share a key-value head."""
+        self.is_fused = is_fused
         self.min_rows = 1
-        """Least rows of a forward; fewer are filled up."""
-        if acceleration:
-            self._capture(acceleration)
-        else:
-            self._check_attention()
+        """Least rows of a forward; fewer are filled up. Without meaning where there are `buckets`."""
 
-    @torch.inference_mode()
-    def _take_invariant_products(self) -> None:
-        self._head = self._steps.head(self._head)
-        # Launches go to the thread's current device.
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            if self._steps.is_invariant:
-                self._steps.try_invariant(INVARIANT_BUCKETS)
-
-    def _make_steps(self, acceleration: Acceleration, is_exact: bool, rotary: RotaryTable) -> CudaSteps:
-        kernels = acceleration.kernels
-        self._steps = CudaSteps(rotary, self.dtype, kernels, self.max_context_len, is_exact=is_exact)
-        return self._steps
-
-    @torch.inference_mode()
-    def _make_forwards(self, pool: KVPool, capture: Capture | None) -> Forwards:
-        stack, acceleration = self._stack, self._acceleration
-        assert acceleration is not None
-        assert isinstance(stack, FusedStack), "no other model is accelerated"
-        return Forwards(
-            lambda inputs, num_layers: stack.all_rows(inputs.token_ids, inputs, num_layers),
-            self._head,
-            self._steps,
-            pool,
-            queries_per_key=self._queries_per_key,
-            max_context_len=self.max_context_len,
-            vocab_size=self.vocab_size,
-            buckets=(EXACT_ROWS,) if self.has_one_shape else INVARIANT_BUCKETS if self.is_invariant else BUCKETS,
-            capture=capture,
-            measure=acceleration.measure,
-        )
-
-    def _capture(self, acceleration: Acceleration) -> None:
-        self._forwards = self._loop = None
-        if self.device.type == "cuda":
-            # What was taken to try it goes to the pool of the graphs.
-            torch.cuda.empty_cache()
-        self._forwards = self._make_forwards(self.pool, acceleration.capture)
-
-    def give_up_exactness(self) -> None:
-        """Takes the next way to exact rows on a GPU from here on: behind batch-invariant products come forwards that
-        all have the same number of rows, and behind these, which are the last way, forwards of the fewest."""
-        if self._acceleration is not None and (self.is_invariant or self.has_one_shape):
-            self.has_one_shape = self.is_invariant
-            self._steps.is_invariant = False
-            self._capture(self._acceleration)
-
-    @property
-    def is_invariant(self) -> bool:
-        """True if a GPU's products are batch-invariant, so that rows are exact in forwards of any number of them."""
-        return self._acceleration is not None and self._steps.is_invariant
+    # What forwards are like.
 
     @property
     def buckets(self) -> tuple[int, ...]:
         """Numbers of rows, ascending, that forwards are filled up to: those within one cost the same. More rows than
         the last one has are run in several forwards. Empty if a forward has as many rows as it is asked for."""
-        return () if self._forwards is None else self._forwards.buckets
+        return ()
 
     @property
     def takes_gaps(self) -> bool:
         """True if positions of a session may be left out. A GPU's kernels read a slot for each of them."""
-        return self._forwards is None
+        return True
 
     @property
     def graphs(self) -> str:
         """The way in which forwards reach a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or
         `none`, where there are no graphs for the device or for the model."""
-        if self._forwards is None:
-            return "none"
-        if not self._forwards.has_graphs:
-            return "eager"
-        return "one-shape" if self.has_one_shape else "buckets"
+        return "none"
 
     @property
     def fused_ms(self) -> dict[int, tuple[float, float]]:
         """Milliseconds below the head by rows of a forward: with fused products, and with a library's. Only of those
         that both were tried for (`outrider.models.cuda.few_rows`)."""
-        return {} if self._forwards is None else self._forwards.fused_ms
+        return {}
 
-    @property
-    def compiler(self) -> str:
-        """Version of what compiled a GPU's kernels; empty where none are used."""
-        return self._acceleration.kernels.compiler if self._acceleration else ""
+    @abstractmethod
+    def exact_ways(self) -> Iterator[None]:
+        """Takes one way after the other in which rows may be exact, the fastest first. Whoever finds them exact asks
+        for no other one; after the last, rows are not exact."""
+
+    @abstractmethod
+    def arithmetic(self) -> list[str]:
+        """Returns what the bits of the logits depend on, besides the weights and the code of `PACKAGES`: compilers,
+        libraries, the processor."""
+
+    @abstractmethod
+    def large_products(self) -> list[tuple[Product, int]]:
+        """Returns the large products of the layers, each with its inputs, for measurements. None of a model that runs
+        as the library has it."""
+
+    # Forwards.
 
     def new_cache(self, salt: str | None = None) -> KVCache:
         """Makes an empty cache; see `KVPool.new_cache`."""
@@ -237,40 +133,29 @@ class Runner:
         Raises:
             ValueError: A segment is malformed, or two segments share a cache. No cache has changed then.
         """
-        if not segments:
-            return torch.empty(0, self.vocab_size, device=self.device)
-        if self._forwards is not None:
-            found = self._forwards.forward(segments, num_layers, draws, drawn)
-            return torch.empty(0, self.vocab_size, device=self.device) if found is None else found
-        plan = Plan(segments, self._queries_per_key, self.min_rows, use_kernels=self._use_kernels, drawn=drawn)
-        hidden = self._stack(plan, num_layers)
-        plan.commit()
-        if not plan.wanted_rows:
-            return torch.empty(0, self.vocab_size, device=self.device)
-        # The head sees the wanted rows alone: most rows of a prompt need no logits.
-        logits = self._head(hidden)[: plan.num_wanted]
-        return logits if logits.dtype is torch.float32 else logits.float()
+        found = self.run(segments, num_layers, draws, drawn) if segments else None
+        return torch.empty(0, self.vocab_size, device=self.device) if found is None else found
 
-    def make_loop(self) -> None:
+    @abstractmethod
+    def run(
+        self, segments: Sequence[Segment], num_layers: int | None, draws: RowDraws | None, drawn: Tensor | None
+    ) -> Tensor | None:
+        """Does what `forward` says, for one segment at least. Returns None if no logits are wanted."""
+
+    # Several steps of chains at once.
+
+    def make_loop(self) -> None:  # noqa: B027  # most runners have none
         """Captures graphs of several steps of chains, which only draft models need, where forwards are graphs. Takes
         seconds the first time, and belongs in the thread that loads; does nothing after that."""
-        if self._loop is not None or self._forwards is None or self._acceleration is None:
-            return
-        if self.vocab_size >= MAX_NUM_BEST:
-            kernels = self._acceleration.kernels
-            # What failed for single forwards is not tried, and told of, again.
-            capture = self._acceleration.capture if self._forwards.has_graphs else None
-            self._loop = DraftLoop(self._forwards, kernels.best_tokens, capture)
 
     @property
     def has_loop(self) -> bool:
         """True if chains may grow by several steps at once."""
-        return self._loop is not None
+        return False
 
     def loop_lens(self, num_steps: int) -> list[int]:
-        """Returns how many steps `draft` can make at once where so many are wanted, see
-        `outrider.models.cuda.inputs.loop_lens`; none without a loop."""
-        return [] if self._loop is None else loop_lens(num_steps)
+        """Returns how many steps `draft` can make at once where so many are wanted; none without a loop."""
+        return []
 
     def draft(
         self,
@@ -299,41 +184,12 @@ class Runner:
             ValueError: A segment is malformed, or has too many rows, or two share a cache. No cache has changed then.
             OutOfBlocks: The pool has no room for all steps.
         """
-        assert self._loop is not None, "`loop_lens` says if there is one"
-        return self._loop.run(segments, params, first_indices, length)
-
-    def large_products(self) -> list[tuple[Product, int]]:
-        """Returns the large products of the layers, each with its inputs, for measurements. None of a model that runs
-        as the library has it."""
-        return self._stack.large_products() if isinstance(self._stack, FusedStack) else []
-
-    @torch.inference_mode()
-    def _check_attention(self) -> None:
-        """Runs one row, so that a model that would give wrong logits fails when it is loaded."""
-        cache = self.new_cache()
-        plan = Plan([Segment(cache, [0], 1)], self._queries_per_key, use_kernels=self._use_kernels)
-        try:
-            self._stack(plan)
-        except UnsupportedModel:
-            raise
-        except Exception as error:
-            # Anything: the code is the library's, and was not written to be run this way.
-            raise UnsupportedModel(
-                f"its layers do not run over packed rows: {type(error).__name__}: {error}"
-            ) from error
-        finally:
-            cache.clear()
-        if plan.num_attended != self.cache_shape.num_layers:
-            raise UnsupportedModel(
-                f"{plan.num_attended} of {self.cache_shape.num_layers} layers use the attention interface"
-            )
+        raise NotImplementedError("`loop_lens` says if there is a loop")
 
 
-class Stack(Protocol):
-    """Runs everything of a model below its head."""
-
-    def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:
-        """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden]."""
+def resolved(num_blocks: NumBlocks) -> int:
+    """Returns the blocks of a pool, when all else has its memory."""
+    return num_blocks() if callable(num_blocks) else num_blocks
 
 
 def cache_shape(model: PreTrainedModel) -> CacheShape:

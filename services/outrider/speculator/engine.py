@@ -22,13 +22,12 @@ from outrider.core.retrieval.retriever import TierSource
 from outrider.core.speculation import Steering
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Draft, TokenId
+from outrider.models.acceptance import DraftDraw, candidates
 from outrider.models.adjustments import adjusted
-from outrider.models.cpu.contenders import Best
-from outrider.models.cuda.rows import RowDraws
+from outrider.models.draws import Best, RowDraws
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
-from outrider.models.ratio import DraftDraw, candidates
 from outrider.models.residency import Residency
 from outrider.models.runner import Segment
 from outrider.models.sampling import Logits, Sampler, ranked

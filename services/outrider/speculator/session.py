@@ -28,8 +28,8 @@ from outrider.core.speculation import SpeculationParams, Steering, Waiting
 from outrider.core.statistics import RunningMean
 from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId, path_to
+from outrider.models.acceptance import DraftDraw
 from outrider.models.prefill import MIN_PREFILL_ROWS
-from outrider.models.ratio import DraftDraw
 from outrider.models.runner import KVCache, Segment
 from outrider.models.sampling import Logits
 from outrider.models.structure import mask_row

@@ -20,10 +20,10 @@ from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import TokenId
+from outrider.models.acceptance import Round, begin_rounds, draws_of
 from outrider.models.engine import EngineThread, is_own_fault
 from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs
-from outrider.models.ratio import Round, begin_rounds, draws_of
 from outrider.models.residency import Residency
 from outrider.models.sampling import Logits, Sampler
 from outrider.models.text import TextCodec

@@ -16,10 +16,11 @@ from outrider.core.costs import Contexts
 from outrider.core.reports import TokenLogprobs
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.recycling import NUM_NEXT
+from outrider.models.acceptance import PendingRounds, Round
+from outrider.models.draws import DrawnTokens
 from outrider.models.logprobs import begin_drawn_logprobs, without_prompts
 from outrider.models.packing import Segment, TokensOnDevice
-from outrider.models.ratio import PendingRounds, Round
-from outrider.models.sampling import DrawnTokens, Logits, begin_most_probable
+from outrider.models.sampling import Logits, begin_most_probable
 from outrider.models.timing import Timing
 from outrider.verifier.session import VerifySession
 

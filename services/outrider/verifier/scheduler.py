@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import HOLD_SHARE
 from outrider.core.speculation import MAX_ROWS
+from outrider.models.acceptance import Round
 from outrider.models.kv_cache import KVCache
 from outrider.models.packing import Segment, placeholder
 from outrider.models.prefill import PrefillTurns
-from outrider.models.ratio import Round
 from outrider.models.residency import Residency
 from outrider.verifier.flight import Batch, Flight, Isolated, round_of
 from outrider.verifier.session import VerifySession

@@ -15,7 +15,8 @@ from torch import Tensor
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
 from outrider.models.kv_cache import CacheShape, KVCache, KVPool
-from outrider.models.packing import Plan, Segment
+from outrider.models.packing import Segment
+from outrider.models.torch.plan import Plan
 from tests.models.cuda.paths import paths_of
 
 pytest.importorskip("triton")

@@ -11,7 +11,8 @@ import torch
 from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
-from outrider.models.chains import Chain, judge
+from outrider.models.acceptance import judge
+from outrider.models.chains import Chain
 from outrider.models.sampling import Sampler
 from tests.support.ratio_cases import FILTERS, logits_of, num_whole, random_round
 

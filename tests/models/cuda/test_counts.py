@@ -19,16 +19,15 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
-from outrider.models import sampling
-from outrider.models.cuda.device_draws import DeviceDraws
-from outrider.models.cuda.graphs import Acceleration
+from outrider.models.acceptance import Round, begin_rounds, draws_of, emitted
+from outrider.models.cuda.backend import CudaBackend
+from outrider.models.cuda.device_draws import CudaDraws
 from outrider.models.cuda.inputs import LOOP_LENS
-from outrider.models.cuda.rows import RowDraws
+from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import Kernels
 from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size
 from outrider.models.packing import placeholder
-from outrider.models.ratio import Round, begin_rounds, draws_of, emitted
-from outrider.models.runner import Runner, Segment
+from outrider.models.runner import Segment
 from outrider.models.sampling import Sampler, begin_most_probable
 from tests.support.tiny_models import text
 
@@ -157,7 +156,9 @@ class Device:
         self.early: Counter[tuple[str, int]] = Counter()
         """Launches of kernels that begin while the one before them ends, by name and inputs, where steps say so."""
         self.num_layers = size.num_layers
-        self.runner = Runner(model, num_blocks=400, is_exact=is_exact, acceleration=Acceleration(kernels, None))
+        runner = CudaBackend(kernels, None).make_runner(model, num_blocks=400, is_exact=is_exact)
+        assert isinstance(runner, CudaRunner)
+        self.runner = runner
         self.max_launches = LAUNCHES_PER_LAYER * size.num_layers + OTHER_LAUNCHES
 
     def _kernel(self, name: str) -> Callable[..., None]:
@@ -177,9 +178,7 @@ class Device:
         return rows.new_empty(2, len(rows), k)
 
     def sampler(self) -> Sampler:
-        made = Sampler()
-        made._device_draws = DeviceDraws(self.best_tokens)
-        return made
+        return Sampler(CudaDraws(self.best_tokens, lambda *_: list))
 
     def counted(self, ask: Callable[[], object]) -> DeviceCounts:
         self.counts.launches.clear()
@@ -205,11 +204,6 @@ def target() -> Device:
 @pytest.fixture(scope="module")
 def draft() -> Device:
     return Device(QWEN3_0_6B)
-
-
-@pytest.fixture(autouse=True)
-def _has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "has_kernels", lambda logits: logits.device.type == "meta")
 
 
 def a_round(device: Device, rounds: Sequence[Round]) -> DeviceCounts:
@@ -321,7 +315,7 @@ def test_a_step_with_fused_products_launches_six_kernels_a_layer() -> None:
 
 
 def test_all_logits_of_a_prompt_are_wanted_without_another_copy(target: Device) -> None:
-    target.runner.give_up_exactness()
+    [*target.runner.exact_ways()]
     segment = Segment(target.runner.new_cache(), text(1500), 1500)
     counts = target.counted(lambda: target.runner.forward([segment]))
     assert counts.copies == {"in": 1}

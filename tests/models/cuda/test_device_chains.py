@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.models.chains import judge
+from outrider.models.acceptance import judge
 from outrider.models.sampling import Sampler
 from tests.support.ratio_cases import FILTERS, random_round
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,12 @@ from torch import Tensor
 
 from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams
-from outrider.models import sampling
 from outrider.models.sampling import Sampler
 
 pytest.importorskip("triton")
 from outrider.models.cuda import draws
+from outrider.models.cuda.device_chains import launch
+from outrider.models.cuda.device_draws import CudaDraws
 from outrider.models.cuda.rows import UNSETTLED
 
 # Of rows that are no finite numbers kernels compute on, and keep nothing of it.
@@ -57,37 +56,25 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 class KernelSampler:
     """Draws as a sampler does where the device is CUDA. Counts the rows that kernels left to torch."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.num_unsettled = 0
-        self._monkeypatch, self._sampler = monkeypatch, Sampler()
+        self._sampler = Sampler(CudaDraws(self._counted, launch))
 
     def draw(self, *arguments: Any) -> list[int]:
-        with self._kernels():
-            return self._sampler.draw(*arguments)
+        return self._sampler.draw(*arguments)
 
     def candidates(self, *arguments: Any) -> Any:
-        with self._kernels():
-            return self._sampler.candidates(*arguments)
+        return self._sampler.candidates(*arguments)
 
-    @contextmanager
-    def _kernels(self) -> Iterator[None]:
-        best_tokens = draws.best_tokens
-
-        def counted(*arguments: Any) -> Tensor:
-            found = best_tokens(*arguments)
-            self.num_unsettled += int((found[0, :, 0] == UNSETTLED).sum())
-            return found
-
-        with self._monkeypatch.context() as patch:
-            patch.setattr(sampling, "has_kernels", lambda _: True)
-            patch.setattr(sampling, "_is_lazy", lambda _: False)
-            patch.setattr(draws, "best_tokens", counted)
-            yield
+    def _counted(self, *arguments: Any) -> Tensor:
+        found = draws.best_tokens(*arguments)
+        self.num_unsettled += int((found[0, :, 0] == UNSETTLED).sum())
+        return found
 
 
 @pytest.fixture
-def sampler(monkeypatch: pytest.MonkeyPatch) -> KernelSampler:
-    return KernelSampler(monkeypatch)
+def sampler() -> KernelSampler:
+    return KernelSampler()
 
 
 def random_rows(num_rows: int, vocab_size: int = 300, *, seed: int = 1, is_coarse: bool = False) -> Tensor:

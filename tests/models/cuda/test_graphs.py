@@ -20,47 +20,53 @@ from transformers import AutoModelForCausalLM, Olmo2Config
 
 from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
+from outrider.models.backend import TORCH
 from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.cuda import graphs, steps
-from outrider.models.cuda.graphs import INVARIANT_BUCKETS, Acceleration, Capture, Results, measure_replays
-from outrider.models.cuda.rows import RowDraws
+from outrider.models.cuda.backend import CudaBackend
+from outrider.models.cuda.graphs import INVARIANT_BUCKETS, Capture, Results, measure_replays
+from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import Kernels
+from outrider.models.draws import RowDraws
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.kv_cache import KVCache
 from outrider.models.reference import Reference
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
-from outrider.models.torch import products
 from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
 from tests.support.tiny_models import VOCAB_SIZE, build, reference_logits, text
 
 
-def a_runner(family: str, acceleration: Acceleration | None = TWIN_GPU, **arguments: Any) -> Runner:
-    return Runner(build(family), use_kernels=False, num_blocks=64, acceleration=acceleration, **arguments)
+def a_runner(family: str, backend: CudaBackend = TWIN_GPU, **arguments: Any) -> CudaRunner:
+    runner = backend.make_runner(build(family), num_blocks=64, **arguments)
+    assert isinstance(runner, CudaRunner)
+    return runner
 
 
-def invariant_twin(capture: Capture | None = None, **kernels: Any) -> Acceleration:
+def invariant_twin(capture: Capture | None = None, **kernels: Any) -> CudaBackend:
     """Returns a GPU whose batch-invariant products take float32, too: rounding of bfloat16 would hide mistakes."""
-    return replace(EAGER_TWIN, kernels=replace(TWINS, takes_invariant=lambda _weight: True, **kernels), capture=capture)
+    return replace(
+        EAGER_TWIN,
+        kernels=replace(TWINS, takes_invariant=lambda _weight: True, **kernels),
+        make_capture=None if capture is None else lambda: capture,
+    )
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "fused llama", "fused qwen3", "invariant qwen3"])
-def runners(request: pytest.FixtureRequest) -> tuple[Runner, Runner]:
+def runners(request: pytest.FixtureRequest) -> tuple[CudaRunner, Runner]:
     """One that replays graphs of many sizes, and one that runs as on any device."""
     *kinds, family = request.param.split()
     if kinds == ["invariant"]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(products, "_can_be_packed", lambda _dtype: False)
-            runner = a_runner(family, invariant_twin(fake_graph))
+        runner = a_runner(family, invariant_twin(fake_graph))
         assert runner.is_invariant
-        return runner, Runner(build(family), use_kernels=False, num_blocks=64)
+        return runner, TORCH.make_runner(build(family), num_blocks=64)
     # Rounding of bfloat16 would hide mistakes.
     with pytest.MonkeyPatch.context() as patch:
         if kinds:
             patch.setattr(steps, "FUSED_TYPE", torch.float32)
         runner = a_runner(family, is_exact=False)
     assert runner._steps.fused_rows == ({16, 32} if kinds else set())
-    return runner, Runner(build(family), use_kernels=False, num_blocks=64)
+    return runner, TORCH.make_runner(build(family), num_blocks=64)
 
 
 def a_forward(rng: random.Random, runner: Runner, cache: KVCache, token_ids: list[int]) -> tuple[Segment, list[int]]:
@@ -87,7 +93,7 @@ def a_forward(rng: random.Random, runner: Runner, cache: KVCache, token_ids: lis
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**32), num_sessions=st.integers(1, 4))
 def test_random_forests_have_the_logits_of_any_other_runner(
-    runners: tuple[Runner, Runner], seed: int, num_sessions: int
+    runners: tuple[CudaRunner, Runner], seed: int, num_sessions: int
 ) -> None:
     found = []
     for runner in runners:
@@ -115,7 +121,7 @@ def test_random_forests_have_the_logits_of_any_other_runner(
 
 
 def test_more_rows_than_a_forward_has_are_run_in_several() -> None:
-    runner, other = a_runner("qwen3"), Runner(build("qwen3"), use_kernels=False)
+    runner, other = a_runner("qwen3"), TORCH.make_runner(build("qwen3"))
     ids = text(300)
     found, expected = (each.forward([Segment(each.new_cache(), ids, 200)]) for each in (runner, other))
     assert runner.graphs == "one-shape"
@@ -123,17 +129,16 @@ def test_more_rows_than_a_forward_has_are_run_in_several() -> None:
 
 
 def test_more_wanted_rows_than_a_graph_has_room_for_get_their_logits() -> None:
-    runner, other = a_runner("qwen2", is_exact=False), Runner(build("qwen2"), use_kernels=False)
+    runner, other = a_runner("qwen2", is_exact=False), TORCH.make_runner(build("qwen2"))
     ids = text(400)
     found, expected = (each.forward([Segment(each.new_cache(), ids, 400)]) for each in (runner, other))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("acceleration", [TWIN_GPU, EAGER_TWIN])
-def test_pieces_of_prompts_have_no_use_for_the_head(acceleration: Acceleration) -> None:
-    runner, other = a_runner("llama", acceleration), Runner(build("llama"), use_kernels=False)
+@pytest.mark.parametrize("backend", [TWIN_GPU, EAGER_TWIN])
+def test_pieces_of_prompts_have_no_use_for_the_head(backend: CudaBackend) -> None:
+    runner, other = a_runner("llama", backend), TORCH.make_runner(build("llama"))
     forwards = runner._forwards
-    assert forwards is not None
     head, rows_of_heads = forwards._head, []
 
     def counted(hidden: Tensor) -> Tensor:
@@ -167,7 +172,7 @@ def test_rows_are_drawn_from_as_a_forward_has_brought_it(num_rows: int) -> None:
 
 @pytest.mark.parametrize("num_sessions", [3, 40], ids=["one forward", "several forwards"])
 def test_rows_go_on_from_tokens_where_they_were_drawn(num_sessions: int) -> None:
-    runner, other = a_runner("llama"), Runner(build("llama"), use_kernels=False)
+    runner, other = a_runner("llama"), TORCH.make_runner(build("llama"))
     num_rows = 4 * num_sessions
     token_ids = torch.tensor(text(num_rows), dtype=torch.int32)
     places = torch.tensor([(7 * number + 1) % num_rows for number in range(num_rows)])
@@ -221,9 +226,11 @@ def test_products_are_fused_where_that_is_faster(fused_ms: float, fused_rows: se
         launched.append(len(x))
         TWINS.multiply_add(x, *arguments, is_early=is_early)
 
-    acceleration = Acceleration(replace(TWINS, multiply_add=multiply_add), fake_graph, lambda _replays: [1.0, fused_ms])
+    backend = CudaBackend(
+        replace(TWINS, multiply_add=multiply_add), lambda: fake_graph, lambda _replays: [1.0, fused_ms]
+    )
     with structlog.testing.capture_logs() as lines:
-        runner = a_runner("llama", acceleration, is_exact=False)
+        runner = a_runner("llama", backend, is_exact=False)
     assert runner._steps.fused_rows == fused_rows
     event = "products.fused" if fused_rows else "products.apart"
     told = [(line["rows"], line["fused_ms"], line["apart_ms"]) for line in lines if line["event"] == event]
@@ -260,7 +267,7 @@ def test_fused_products_that_are_wrong_or_fail_are_done_without_and_told_of() ->
 def test_products_are_never_fused_where_rows_are_exact_or_were_to_be() -> None:
     runner = a_runner("llama")
     assert not runner._steps.can_fuse
-    runner.give_up_exactness()
+    [*runner.exact_ways()]
     assert runner.graphs == "buckets"
     assert runner._steps.fused_rows == set()
 
@@ -271,16 +278,15 @@ def test_products_of_other_types_are_not_fused() -> None:
 
 def test_replays_of_a_gpu_are_measured_until_it_has_done_what_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[object] = []
-    monkeypatch.setattr(graphs.Kernels, "load", lambda: TWINS)
+    monkeypatch.setattr(Kernels, "load", lambda: TWINS)
     monkeypatch.setattr(torch.cuda, "synchronize", events.append)
-    acceleration = Acceleration.on(torch.device("cuda:1"), use_graphs=False)
-    assert acceleration is not None
+    backend = CudaBackend.on(torch.device("cuda:1"), use_graphs=False)
 
     def replay() -> Results:
         events.append("asked")
         return ()
 
-    acceleration.measure([replay])
+    backend.measure([replay])
     device = torch.device("cuda:1")
     assert events == ["asked", device, *["asked"] * 5, device] * 5
 
@@ -298,17 +304,10 @@ def test_a_replay_takes_what_its_fastest_turn_takes(monkeypatch: pytest.MonkeyPa
     assert measure_replays([partial(replay, "slow"), partial(replay, "fast")], num_turns=3) == [3000.0, 1000.0]
 
 
-@pytest.fixture
-def _has_products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has a CPU multiply as a GPU does, by `TorchProduct`; else it has other products where rows are exact."""
-    monkeypatch.setattr(products, "_can_be_packed", lambda _dtype: False)
-
-
-@pytest.mark.usefixtures("_has_products_of_torch")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("acceleration", [invariant_twin(), invariant_twin(fake_graph)])
-def test_batch_invariant_products_compute_what_others_do(family: str, acceleration: Acceleration) -> None:
-    runner = a_runner(family, acceleration)
+@pytest.mark.parametrize("backend", [invariant_twin(), invariant_twin(fake_graph)])
+def test_batch_invariant_products_compute_what_others_do(family: str, backend: CudaBackend) -> None:
+    runner = a_runner(family, backend)
     assert runner.is_invariant
     assert runner.buckets == INVARIANT_BUCKETS
     for length in (1, 12, 100, 300):
@@ -316,14 +315,12 @@ def test_batch_invariant_products_compute_what_others_do(family: str, accelerati
         torch.testing.assert_close(found, reference_logits(family, text(length)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.usefixtures("_has_products_of_torch")
 def test_rows_are_exact_in_forwards_of_any_size_where_products_are_batch_invariant() -> None:
     runner = a_runner("llama", invariant_twin())
     assert make_exact(runner, "").is_exact
     assert (runner.is_invariant, runner.has_one_shape) == (True, False)
 
 
-@pytest.mark.usefixtures("_has_products_of_torch")
 def test_forwards_of_one_shape_are_tried_where_batch_invariant_products_are_not_exact() -> None:
     rows: list[int] = []
 
@@ -346,7 +343,6 @@ def test_forwards_of_one_shape_are_tried_where_batch_invariant_products_are_not_
     assert known != make_exact(a_runner("llama", invariant_twin()), "")
 
 
-@pytest.mark.usefixtures("_has_products_of_torch")
 @pytest.mark.parametrize("num_rows", [33, 129, 257])
 def test_the_self_test_runs_forwards_of_all_sizes(num_rows: int) -> None:
     def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -360,7 +356,7 @@ def test_the_self_test_runs_forwards_of_all_sizes(num_rows: int) -> None:
 
 
 def test_the_self_test_leaves_out_forwards_that_a_pool_has_no_room_for() -> None:
-    runner = Runner(build("llama"), use_kernels=False, num_blocks=8, acceleration=EAGER_TWIN, is_exact=False)
+    runner = EAGER_TWIN.make_runner(build("llama"), num_blocks=8, is_exact=False)
     check_rows(runner)
     assert runner.pool.blocks.num_free == 8
 
@@ -370,12 +366,11 @@ def test_logits_are_compared_with_those_of_the_library() -> None:
         model = build("llama")
         reference = Reference(model)
         model.get_output_embeddings().weight.data *= factor  # type: ignore[no-untyped-call]
-        runner = Runner(model, use_kernels=False, num_blocks=8, acceleration=EAGER_TWIN, is_exact=False)
+        runner = EAGER_TWIN.make_runner(model, num_blocks=8, is_exact=False)
         with nullcontext() if factor == 1 else pytest.raises(UnsupportedModel, match="not those of the library's own"):
             reference.check(runner)
 
 
-@pytest.mark.usefixtures("_has_products_of_torch")
 @pytest.mark.parametrize("capture", [None, fake_graph])
 def test_batch_invariant_products_that_fail_are_done_without_and_told_of(capture: Capture | None) -> None:
     def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -391,7 +386,6 @@ def test_batch_invariant_products_that_fail_are_done_without_and_told_of(capture
     torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.usefixtures("_has_products_of_torch")
 def test_a_model_with_one_matrix_that_has_no_batch_invariant_product_has_none() -> None:
     head = build("llama").get_output_embeddings().weight.shape  # type: ignore[no-untyped-call]
     kernels = replace(TWINS, takes_invariant=lambda weight: weight.shape != head)
@@ -403,7 +397,6 @@ def test_a_model_with_one_matrix_that_has_no_batch_invariant_product_has_none() 
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_rows_of_one_shape_are_exact_where_those_of_many_are_not(*, is_exact: bool) -> None:
     runner = a_runner("llama", EAGER_TWIN, is_exact=is_exact)
-    assert runner._forwards is not None
     head = build("llama").get_output_embeddings().weight.detach()  # type: ignore[no-untyped-call]
     runner._forwards._head = partial(of_shape, weight=head)
     with nullcontext() if is_exact else pytest.raises(NotExact):
@@ -418,7 +411,7 @@ def test_a_runner_that_is_not_exact_goes_on_with_forwards_of_many_sizes() -> Non
         # As rows beside it say: exactly what may not be.
         out.add_(out[:, 0].abs().max() * 1e-3)
 
-    runner = a_runner("llama", Acceleration(replace(TWINS, attend=attend), fake_graph))
+    runner = a_runner("llama", CudaBackend(replace(TWINS, attend=attend), lambda: fake_graph))
     assert runner.graphs == "one-shape"
     assert not make_exact(runner, "").is_exact
     assert runner.graphs == "buckets"
@@ -436,8 +429,8 @@ def test_the_size_of_the_pool_is_asked_for_when_a_forward_has_run() -> None:
         assert max(rows) == 2048
         return 7
 
-    acceleration = Acceleration(replace(TWINS, attend=attend), fake_graph)
-    runner = Runner(build("llama"), is_exact=False, num_blocks=size, acceleration=acceleration)
+    backend = CudaBackend(replace(TWINS, attend=attend), lambda: fake_graph)
+    runner = backend.make_runner(build("llama"), is_exact=False, num_blocks=size)
     assert runner.pool.blocks.num_blocks == 7
     assert runner.pool.num_slots == runner.pool.data.shape[3] - 1
     assert runner.forward([Segment(runner.new_cache(), [1, 2], 1)]).shape == (1, VOCAB_SIZE)
@@ -454,7 +447,7 @@ def test_graphs_that_cannot_be_captured_are_done_without_and_told_of_once(num_ca
         return fake_graph(compute)
 
     with structlog.testing.capture_logs() as lines:
-        runner = Runner(build("llama"), is_exact=False, num_blocks=8, acceleration=Acceleration(TWINS, capture))
+        runner = CudaBackend(TWINS, lambda: capture).make_runner(build("llama"), is_exact=False, num_blocks=8)
         runner.make_loop()
     [line] = [line for line in lines if line["event"] != "graphs.captured"]
     assert (line["event"], line["error"]) == ("graphs.not_captured", "operation not permitted when stream is capturing")
@@ -477,7 +470,7 @@ def test_a_model_of_an_unknown_type_runs_as_the_library_has_it_and_without_graph
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0]
     with structlog.testing.capture_logs() as lines:
-        runner = Runner(model, num_blocks=8, acceleration=TWIN_GPU)
+        runner = TWIN_GPU.make_runner(model, num_blocks=8)
         runner.make_loop()
     assert [(line["event"], line["reason"]) for line in lines] == [
         ("kernels.not_used", "layers of a model of type olmo2 run as they are")
@@ -486,7 +479,7 @@ def test_a_model_of_an_unknown_type_runs_as_the_library_has_it_and_without_graph
     torch.testing.assert_close(runner.forward([Segment(runner.new_cache(), ids, 20)]), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[Runner, Runner]) -> None:
+def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[CudaRunner, Runner]) -> None:
     runner = runners[0]
     one, other = runner.new_cache(), runner.new_cache()
     tree = DraftTree([1, 2, 3], VOCAB_SIZE)
@@ -509,8 +502,8 @@ def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[Runn
 def test_the_kernels_themselves_give_the_logits_of_any_other_runner(fused_rows: set[int]) -> None:
     pytest.importorskip("triton")
     runner, other = (
-        a_runner("qwen3", Acceleration(Kernels.load(), None), is_exact=False),
-        Runner(build("qwen3"), use_kernels=False),
+        a_runner("qwen3", CudaBackend(Kernels.load(), None), is_exact=False),
+        TORCH.make_runner(build("qwen3")),
     )
     runner._steps.fused_rows |= fused_rows
     ids = text(70)

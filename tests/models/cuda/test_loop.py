@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from outrider.core.params import SamplingParams
-from outrider.models.cpu.contenders import Best
+from outrider.models.backend import TORCH
 from outrider.models.cuda import steps
-from outrider.models.cuda.graphs import Acceleration
+from outrider.models.cuda.backend import CudaBackend
 from outrider.models.cuda.inputs import LOOP_LENS
 from outrider.models.cuda.rows import MAX_NUM_BEST, UNSETTLED
+from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import Kernels
+from outrider.models.draws import Best
 from outrider.models.runner import KVCache, Runner, Segment
 from outrider.models.sampling import Sampler, ranked
 from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
@@ -33,8 +35,9 @@ LENGTHS = [5, 254, 66, 128]
 """Tokens in front, some of them such that the steps go on in another block, or another split of attention."""
 
 
-def a_runner(family: str = "qwen3", acceleration: Acceleration = TWIN_GPU, **arguments: Any) -> Runner:
-    runner = Runner(build(family), use_kernels=False, num_blocks=64, acceleration=acceleration, **arguments)
+def a_runner(family: str = "qwen3", backend: CudaBackend = TWIN_GPU, **arguments: Any) -> CudaRunner:
+    runner = backend.make_runner(build(family), num_blocks=64, **arguments)
+    assert isinstance(runner, CudaRunner)
     runner.make_loop()
     return runner
 
@@ -85,10 +88,10 @@ def test_a_loop_with_fused_products_finds_what_as_many_forwards_find(monkeypatch
     ]
 
 
-@pytest.mark.parametrize("acceleration", [TWIN_GPU, EAGER_TWIN], ids=["graph", "one kernel after the other"])
+@pytest.mark.parametrize("backend", [TWIN_GPU, EAGER_TWIN], ids=["graph", "one kernel after the other"])
 @pytest.mark.parametrize("length", LOOP_LENS)
-def test_a_loop_finds_what_as_many_forwards_find(acceleration: Acceleration, length: int) -> None:
-    runner, indices = a_runner(acceleration=acceleration), [0, 7, 100, 3]
+def test_a_loop_finds_what_as_many_forwards_find(backend: CudaBackend, length: int) -> None:
+    runner, indices = a_runner(backend=backend), [0, 7, 100, 3]
     expected = one_after_the_other(runner, openings(runner), PARAMS, indices, length)
     segments = openings(runner)
     spoil(runner)
@@ -201,7 +204,7 @@ def test_a_row_that_kernels_do_not_settle_is_none_and_leaves_the_others_alone() 
             found[0, 1] = UNSETTLED
         return found
 
-    runner = a_runner(acceleration=Acceleration(replace(TWINS, best_tokens=unsettled_at_third), None))
+    runner = a_runner(backend=CudaBackend(replace(TWINS, best_tokens=unsettled_at_third), None))
     expected = one_after_the_other(runner, openings(runner), PARAMS, [0] * 4, 4)
     found = as_candidates(runner.draft(openings(runner), PARAMS, [0] * 4, 4), PARAMS)
     assert found[1][:2] == expected[1][:2]
@@ -215,7 +218,7 @@ def test_a_loop_that_cannot_be_captured_runs_one_kernel_after_the_other() -> Non
             raise RuntimeError("operation not permitted when stream is capturing")
         return fake_graph(compute)
 
-    runner = a_runner(acceleration=Acceleration(TWINS, fail))
+    runner = a_runner(backend=CudaBackend(TWINS, lambda: fail))
     expected = one_after_the_other(runner, openings(runner), PARAMS, [0] * 4, 4)
     assert runner.graphs == "one-shape"
     assert as_candidates(runner.draft(openings(runner), PARAMS, [0] * 4, 4), PARAMS) == expected
@@ -234,7 +237,7 @@ def test_a_segment_that_begins_no_chain_of_steps_is_refused() -> None:
 
 
 def test_only_a_runner_with_a_loop_has_steps() -> None:
-    with_loop, without = a_runner("llama"), Runner(build("llama"), use_kernels=False)
+    with_loop, without = a_runner("llama"), TORCH.make_runner(build("llama"))
     without.make_loop()
     assert [with_loop.loop_lens(length) for length in (0, 2, 3, 5, 6, 8, 9)] == [
         [],
@@ -252,7 +255,7 @@ def test_only_a_runner_with_a_loop_has_steps() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value")  # of lanes that are not stored
 def test_the_kernels_themselves_find_what_as_many_forwards_find() -> None:
     pytest.importorskip("triton")
-    runner = a_runner(acceleration=Acceleration(Kernels.load(), None), is_exact=False)
+    runner = a_runner(backend=CudaBackend(Kernels.load(), None), is_exact=False)
     lengths = [5, 63]
     expected = one_after_the_other(runner, openings(runner, lengths), PARAMS[:2], [0, 7], 4)
     drafted = runner.draft(openings(runner, lengths), PARAMS[:2], [0, 7], 4)

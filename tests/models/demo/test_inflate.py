@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.models.backend import CPU
 from outrider.models.demo.inflate import forget, inflate, num_layers_for
 from outrider.models.demo.names import Inflation, parse_inflation
-from outrider.models.runner import Runner, Segment
+from outrider.models.runner import Segment
 from tests.support.tiny_models import text
 
 
@@ -48,7 +49,7 @@ def test_the_runner_gives_the_same_logits_for_both() -> None:
     model = base_model()
     results = []
     for each in (copy.deepcopy(model), inflate(model, SMALL)):
-        runner = Runner(each)
+        runner = CPU.make_runner(each)
         results.append(runner.forward([Segment(runner.new_cache(), text(40), 40)]))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 

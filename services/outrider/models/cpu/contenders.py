@@ -20,13 +20,12 @@ import numpy.typing as npt
 
 from outrider.core.noise import FMIX32, LOWBIAS32, LoudTokens, gumbel_of_words
 from outrider.models.cpu.kernels import Kernel, inlined
+from outrider.models.draws import Best
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint32]
 Indices = npt.NDArray[np.intp]
-Best = tuple[list[int], list[float]]
-"""The best token ids of a row, and their scores."""
 
 DEPTH = 32
 """Tokens of a column. More make a shorter list of columns, and more hashes that are computed for nothing."""

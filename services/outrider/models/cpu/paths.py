@@ -5,9 +5,36 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from outrider.models.cpu import kernels
 from outrider.models.kv_cache import KVCache, KVPool
+from outrider.models.torch.plan import Plan
+
+
+class CpuPlan(Plan):
+    """Lays out a packed forward for the kernels of a CPU."""
+
+    def lay_out(self, pool: KVPool) -> None:
+        """See `Plan`."""
+        self.paths = Paths(pool)
+        """Places that each row sees."""
+        for segment in self.segments:
+            if segment.is_chain:
+                self.paths.add_chain(segment.cache, len(segment.token_ids))
+            else:
+                self.paths.add_tree(segment.cache, segment.seen())
+        self.paths.finish()
+
+    def attend(self, layer: int, queries: Tensor, keys_values: Tensor, scale: float) -> Tensor:
+        """See `Plan`."""
+        self.num_attended += 1
+        pool = self.segments[0].cache.pool
+        pool.data[layer].index_copy_(2, torch.from_numpy(self.places), self.kept(keys_values))
+        scaled = (queries * scale).view(len(queries), *self.heads, -1)
+        found = self.empty(len(queries), queries[0].numel(), dtype=queries.dtype)
+        self.paths.attend(self.paths.data[layer], scaled.numpy(), found.numpy())
+        return found
 
 
 class Paths:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from outrider.models.cpu import kernels
 from outrider.models.cpu.bfloat16 import PanelProduct, finish_layer, norm_and_multiply
 from outrider.models.cpu.kernels import Array, as_array
-from outrider.models.packing import Plan
-from outrider.models.rotary import RotaryTable
+from outrider.models.cpu.paths import CpuPlan
+from outrider.models.rotary import RotaryTable, interleaved_norms
 from outrider.models.steps import AddAndNorm, Steps
 from outrider.models.torch.products import Product
-from outrider.models.torch.steps import SILU_TYPES, interleaved_norms, torch_gate
+from outrider.models.torch.steps import SILU_TYPES, torch_gate
 
 
 class _Buffers(threading.local):
@@ -27,7 +27,7 @@ class _Buffers(threading.local):
         self.by_size: dict[tuple[str, int], tuple[Tensor, Array]] = {}
 
 
-class CpuSteps(Steps[Plan]):
+class CpuSteps(Steps[CpuPlan]):
     """Makes the steps by the kernels of a CPU. The residual stream is float32.
 
     What a step returns is overwritten by the next layer's: at a few rows a new tensor costs as much as its arithmetic.
@@ -39,7 +39,8 @@ class CpuSteps(Steps[Plan]):
             rotary: That of the model.
             dtype: Type of the weights.
         """
-        self._rotary = rotary
+        self._rotary, self._table = rotary, rotary.up_to(0)
+        self._turns = as_array(torch.view_as_real(self._table))
         self._dtype = dtype
         # Those of another type are converted: nobody runs float16 on a CPU for speed.
         self._kernel_type = dtype if dtype in kernels.TYPES else torch.float32
@@ -59,7 +60,7 @@ class CpuSteps(Steps[Plan]):
 
         return add_and_norm
 
-    def attention(self, index: int, module: Any) -> Callable[[Tensor, Plan], Tensor]:
+    def attention(self, index: int, module: Any) -> Callable[[Tensor, CpuPlan], Tensor]:
         """Makes the attention of a layer."""
         head_dim: int = module.head_dim
         num_queries: int = module.q_proj.out_features // head_dim
@@ -71,12 +72,10 @@ class CpuSteps(Steps[Plan]):
             norms = as_array(interleaved_norms(module, num_queries, num_keys, torch.float32))
             epsilon = module.q_norm.variance_epsilon  # k_norm's too: both have the config's
 
-        def attend(heads: Tensor, plan: Plan) -> Tensor:
-            paths = plan.paths
-            assert paths is not None, "the runner makes such plans for these steps"
-            num_rows = heads.shape[0]
+        def attend(heads: Tensor, plan: CpuPlan) -> Tensor:
+            paths, num_rows = plan.paths, heads.shape[0]
             out, out_array = self._buffer("attended", num_rows, num_queries * head_dim)
-            turns = self._rotary.array_up_to(plan.last_position)
+            turns = self._turns_up_to(plan.last_position)
             queries = paths.queries(num_rows, num_keys, num_queries // num_keys)
             given = self._read(heads).reshape(num_rows, num_heads, head_dim)
             data = paths.data[index]
@@ -149,6 +148,15 @@ class CpuSteps(Steps[Plan]):
             tensor = torch.zeros(num_rows, size, dtype=self._kernel_type)
             buffers[key] = tensor, as_array(tensor)
         return buffers[key]
+
+    def _turns_up_to(self, last_position: int) -> Array:
+        """Returns the turns of positions: float32 [positions, head_dim / 2, 2], cosines and sines."""
+        table = self._rotary.up_to(last_position)
+        # Kept: every layer asks for it.
+        if table is not self._table:
+            self._turns = as_array(torch.view_as_real(table))
+            self._table = table
+        return self._turns
 
     def _read(self, tensor: Tensor) -> Array:
         return as_array(tensor if tensor.dtype is self._kernel_type else tensor.to(self._kernel_type))

@@ -1,4 +1,4 @@
-"""The ratio rule on the device, that of `outrider.models.chains`: chains of all sessions judged without a wait.
+"""The ratio rule on the device, that of `outrider.models.acceptance`: chains of all sessions judged without a wait.
 
 1. `_weigh` looks at each row of each chain: where its filters cut, what its probabilities are divided by, if its token
    is refused, and if something would be left of p then. Filters need no sort: the least value that is kept is found by

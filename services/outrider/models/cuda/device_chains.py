@@ -23,8 +23,8 @@ def launch(logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[in
         chains: At least one.
 
     Returns:
-        A function that returns for each chain what `outrider.models.chains.judge` does; None if kernels do not settle
-        it.
+        A function that returns for each chain what `outrider.models.acceptance.judge` does; None if kernels do not
+        settle it.
     """
     buffer, sizes = _packed(chains, logits.shape[-1], is_pinned=logits.is_cuda)
     parts = _parts(buffer.to(logits.device, non_blocking=True), sizes)

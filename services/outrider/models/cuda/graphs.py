@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 
 import structlog
 import torch
 from torch import Tensor
 
 from outrider.models.cuda.inputs import MAX_DRAWS, MAX_PAIRS, MAX_SPANS, Inputs, Packer, Shape
-from outrider.models.cuda.rows import ROW, ROW_WORDS, RowDraws, write_rows
-from outrider.models.cuda.steps import FEW_ROWS, CudaSteps, Kernels
+from outrider.models.cuda.rows import ROW, ROW_WORDS, write_rows
+from outrider.models.cuda.steps import FEW_ROWS, CudaSteps
+from outrider.models.draws import RowDraws
 from outrider.models.kv_cache import KVPool
 from outrider.models.packing import Segment, check_segments, filled_in
 from outrider.models.torch.products import Product
@@ -71,45 +69,6 @@ def measure_replays(
             wait()
             least[number] = min(least[number], 1e3 * (time.perf_counter() - started) / num_repeats)
     return least
-
-
-@dataclass(frozen=True)
-class Acceleration:
-    """Says how a runner uses a GPU."""
-
-    kernels: Kernels
-    """Functions that launch kernels."""
-    capture: Capture | None
-    """Captures graphs. None runs the same functions one kernel after the other."""
-    measure: Measure = measure_replays
-    """Measures graphs that compute the same in two ways."""
-
-    @classmethod
-    def on(cls, device: torch.device, *, use_graphs: bool) -> Acceleration | None:
-        """Returns what a device has: None where it is no CUDA device, or without Triton."""
-        if device.type != "cuda":
-            return None
-        try:
-            kernels = Kernels.load()
-        except ImportError as error:
-            log.warning(
-                "kernels.not_used", reason=str(error), advice="install triton: forwards are several times slower"
-            )
-            return None
-        # Sums in bfloat16 would depend on how a library splits them; with this workspace it always splits them alike.
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        wait = partial(torch.cuda.synchronize, device)
-        return cls(kernels, capture_cuda(device) if use_graphs else None, partial(measure_replays, wait=wait))
-
-    def suits(self, queries_per_key: int, head_dim: int) -> bool:
-        """Returns True if there are kernels for a model's heads."""
-        try:
-            self.kernels.check_shape(queries_per_key, head_dim)
-        except ValueError as error:
-            log.warning("kernels.not_used", reason=str(error))
-            return False
-        return True
 
 
 class Forwards:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.params import SamplingParams
-from outrider.models.cpu.contenders import Best
 from outrider.models.cuda.graphs import Capture, Forwards, Results, warn_not_captured
 from outrider.models.cuda.inputs import LOOP_LENS, MAX_LOOP_ROWS, Inputs, Ints, Shape, parts_of, share_work_of_steps
 from outrider.models.cuda.rows import MAX_NUM_BEST, ROW, ROW_WORDS, best_of_steps, write_rows
+from outrider.models.draws import Best
 from outrider.models.packing import Segment, check_segments
 
 log = structlog.get_logger(__name__)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,8 @@ from torch import Tensor
 
 from outrider.core.noise import row_key, row_keys
 from outrider.core.params import SamplingParams
-from outrider.models.cpu.contenders import Best
-from outrider.models.sampling import temperatures
+from outrider.models.draws import Best
+from outrider.models.filters import temperatures
 
 ROW = np.dtype(
     [("top_p", "f8"), ("key", "u4", 2), ("temperature", "f4"), ("top_k", "i4"), ("log_min_p", "f4"), ("unused", "i4")]
@@ -41,27 +39,6 @@ UNSETTLED = -1
 """Stands in place of a row's first token id where the host has to draw."""
 MAX_NUM_BEST = 8
 """Most tokens of a row that are looked for, and the only number of them beside one."""
-
-
-@dataclass(slots=True)
-class RowDraws:
-    """Describes how rows of a forward's logits are drawn from, for the forward to bring that to the device."""
-
-    params: Sequence[SamplingParams]
-    """One for each row that is drawn from."""
-    output_indices: Sequence[int]
-    """For each of these rows, how many tokens the generation put out before the one drawn there."""
-    on_device: Tensor | None = None
-    """int32 [rows, ROW_WORDS], where the forward had room for it. The next forward writes over it."""
-
-    @property
-    def is_greedy(self) -> bool:
-        """True if no row needs more than its best token: nothing has to be said of them."""
-        return all(p.is_greedy for p in self.params)
-
-    def chosen(self, is_chosen: Sequence[bool]) -> RowDraws:
-        """Returns those of some of the rows, as a forward has not been told of them yet."""
-        return RowDraws(list(compress(self.params, is_chosen)), list(compress(self.output_indices, is_chosen)))
 
 
 def best_of_rows(found: Tensor, k: int) -> list[Best | None]:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from outrider.models.cuda.inputs import MAX_SPLIT_ROWS, MAX_WANTED, Inputs
 from outrider.models.kv_cache import KVPool
-from outrider.models.rotary import RotaryTable
+from outrider.models.rotary import RotaryTable, interleaved_norms
 from outrider.models.steps import AddAndNorm, Steps
 from outrider.models.torch.products import Product, TorchProduct
-from outrider.models.torch.steps import SILU_TYPES, interleaved_norms, torch_gate
+from outrider.models.torch.steps import SILU_TYPES, torch_gate
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from outrider.models.checkpoint import UnsupportedModel
-from outrider.models.packing import Plan
+from outrider.models.torch.plan import Plan
 from outrider.models.torch.products import Product
 
 ATTENTION_NAME = "outrider"

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import SiLUActivation
 
-from outrider.models.packing import Plan
-from outrider.models.rotary import RotaryTable, interleave_halves
+from outrider.models.rotary import RotaryTable, interleaved_norms
 from outrider.models.steps import AddAndNorm, Steps
+from outrider.models.torch.plan import Plan
 
 SILU_TYPES = (nn.SiLU, SiLUActivation)
 """Modules that compute x * sigmoid(x): torch's, and the library's."""
@@ -104,12 +104,3 @@ def torch_gate(activation: nn.Module) -> Callable[[Tensor], Tensor]:
         return found
 
     return gate
-
-
-def interleaved_norms(module: Any, num_queries: int, num_keys: int, dtype: torch.dtype) -> Tensor:
-    """Returns the weights of the norms of queries and keys: [queries and keys, head_dim], halves interleaved.
-
-    The mean of a head's squares does not depend on the order of its dimensions, but the weights must follow it.
-    """
-    queries, keys = (interleave_halves(norm.weight.to(dtype)) for norm in (module.q_norm, module.k_norm))
-    return torch.cat([queries.expand(num_queries, -1), keys.expand(num_keys, -1)])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,10 @@ from torch import Tensor
 from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
-from outrider.models import chains
-from outrider.models.chains import Chain, begin_judging, judge
-from outrider.models.ratio import DraftDraw, draft_candidates
+from outrider.models import acceptance
+from outrider.models.acceptance import DraftDraw, begin_judging, draft_candidates, judge
+from outrider.models.chains import Chain
+from outrider.models.cpu.draws import CpuDraws
 from outrider.models.sampling import Sampler
 from tests.support import ratio_rule
 from tests.support.ratio_cases import (
@@ -122,11 +121,11 @@ def test_the_logits_are_left_as_they_are() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [chains.MAX_ENTRIES, 200], ids=["at-once", "in-groups"])
+@pytest.mark.parametrize("most", [acceptance.MAX_ENTRIES, 200], ids=["at-once", "in-groups"])
 def test_sessions_judged_together_keep_and_draw_what_they_would_alone(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(chains, "MAX_ENTRIES", most)
+    monkeypatch.setattr(acceptance, "MAX_ENTRIES", most)
     whole = refused = 0
     for seed in range(40):
         logits, of_round = random_round(seed, FILTERS, vocab_size=40)
@@ -153,7 +152,7 @@ def test_where_rounding_leaves_nothing_p_itself_is_drawn_from(monkeypatch: pytes
     logits[:, 3] = 0.0
     params = SamplingParams(seed=1)
     assert [judged(logits, params, 0, [Candidate(token_id, -1.0)]) for token_id in (3, 4)] == [[3, 3], [3]]
-    monkeypatch.setattr(chains, "first_refused", lambda *_: 0)
+    monkeypatch.setattr(acceptance, "first_refused", lambda *_: 0)
     assert [judged(logits, params, 0, [Candidate(token_id, -1.0)]) for token_id in (3, 4)] == [[3], [3]]
     # Here something is left, however little.
     logits[:, 5] = -40.0
@@ -164,19 +163,17 @@ def test_no_chain_has_no_tokens() -> None:
     assert judge(Sampler(), logits_of(1), []) == []
 
 
-def test_chains_that_kernels_do_not_settle_are_judged_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_that_kernels_do_not_settle_are_judged_by_torch() -> None:
     logits, of_round = random_round(1, FILTERS, vocab_size=40)
     expected = judge(Sampler(), logits, of_round)
     told: list[Sequence[Chain]] = []
 
-    def launch(_logits: Tensor, launched: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
-        told.append(launched)
-        return lambda: [None if number % 2 else [number] for number in range(len(launched))]
+    class SomeDraws(CpuDraws):
+        def judge(self, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
+            told.append(chains)
+            return lambda: [None if number % 2 else [number] for number in range(len(chains))]
 
-    # Where there is no Triton, the module itself cannot be imported.
-    monkeypatch.setitem(sys.modules, "outrider.models.cuda.device_chains", SimpleNamespace(launch=launch))  # type: ignore[arg-type]
-    monkeypatch.setattr(chains, "has_kernels", lambda _: True)
-    wait = begin_judging(Sampler(), logits, of_round)
+    wait = begin_judging(Sampler(SomeDraws()), logits, of_round)
     assert told == [of_round], "all chains are launched before anybody waits"
     assert wait() == [own if number % 2 else [number] for number, own in enumerate(expected)]
     assert judge(Sampler(), logits, []) == []

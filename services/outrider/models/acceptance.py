@@ -1,35 +1,46 @@
 """Drafts and rounds under both rules: what is drawn from a draft model's logits, and what a target's decide.
 
-`outrider.core.acceptance` has the ratio rule, and `outrider.models.chains` judges by it.
+`outrider.core.acceptance` has the ratio rule. Chains of several sessions are judged together. The steps, each for all
+chains at once:
+
+1. The probability of every drafted token says which is the first that is refused.
+2. The next token comes from the row after what is kept: from p itself if nothing was refused, else from what is left
+   of p without q, max(0, p - q). It is drawn by the sampler, with the noise of its output index, which is independent
+   of the uniform that refused the token (`outrider.core.noise`).
+
+Where rounding alone has refused a token, nothing may be left of p. Then p itself is drawn from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.acceptance import (
-    MAX_ROW_LEN,
-    Drafted,
-    sampled_candidates,
-    sparse_row,
-)
+from outrider.core.acceptance import MAX_ROW_LEN, Drafted, first_refused, sampled_candidates, sparse_row
 from outrider.core.adjustments import Adjustment
 from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Node
 from outrider.models.adjustments import adjusted
-from outrider.models.chains import Chain, begin_judging, judge
-from outrider.models.cuda.rows import RowDraws
-from outrider.models.sampling import DrawnTokens, Sampler, tempered_and_filtered
+from outrider.models.chains import LEAST_LOGPROB, Chain, claims
+from outrider.models.draws import DrawnTokens, RowDraws
+from outrider.models.filters import tempered_and_filtered
+from outrider.models.sampling import Sampler
 from outrider.models.structure import draw_allowed, mask_row
 
+SURELY_LEFT = 1e-4
+"""Rounding changes the share that is left of p by less. Where it is more, no token with some of it is looked for."""
+MAX_ENTRIES = 2**20
+"""Most logits of chains that are judged at once: a CPU's caches hold what is made of so many."""
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -280,3 +291,159 @@ def _structured(
     except Exception as error:
         structured.failure = error  # not raised: other rounds are in the same step
     return []
+
+
+def judge(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> list[list[int]]:
+    """Judges chains under the ratio rule: returns for each its tokens that are kept, and one next token.
+
+    The law is the target's only if every token's q is what it was drawn from, and what its drafter draws with is
+    independent of the seed's acceptance uniforms and Gumbel noise. A q that cannot be true, because it lacks the token,
+    counts as none.
+
+    Args:
+        sampler: Draws the next tokens; without a chain, or after all of it, exactly as `Sampler.draw` does.
+        logits: float32 [rows, vocab], of the target.
+        chains: One for each session.
+
+    Returns:
+        For each chain at most 1 + len(drafted) tokens. Only the last may differ from the chain's.
+    """
+    return begin_judging(sampler, logits, chains)()
+
+
+def begin_judging(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int]]]:
+    """Tells a device to judge chains, without waiting for it; returns what waits, and has the result of `judge`."""
+    read = sampler.judge(logits, chains) if chains else list
+
+    def wait() -> list[list[int]]:
+        found = read()
+        left = [chain for chain, tokens in zip(chains, found, strict=True) if tokens is None]
+        rest = iter(_judged(sampler, logits, left))
+        return [next(rest) if tokens is None else tokens for tokens in found]
+
+    return wait
+
+
+@torch.inference_mode()
+def _judged(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> list[list[int]]:
+    return [tokens for group in _groups(logits, chains) for tokens in _judged_at_once(sampler, logits, group)]
+
+
+def _groups(logits: Tensor, chains: Sequence[Chain]) -> Iterator[Sequence[Chain]]:
+    """Divides chains into groups that are judged at once."""
+    most = MAX_ENTRIES // logits.shape[-1]
+    first = num_rows = 0
+    for number, chain in enumerate(chains):
+        num_rows += len(chain.drafted)
+        if number > first and num_rows > most:
+            yield chains[first:number]
+            first, num_rows = number, len(chain.drafted)
+    if first < len(chains):
+        yield chains[first:]
+
+
+def _judged_at_once(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> list[list[int]]:
+    rows = [chain.first_row + index for chain in chains for index in range(len(chain.drafted))]
+    num_kept = [0] * len(chains)
+    residuals: Tensor | None = None
+    if rows:
+        scores = tempered_and_filtered(_rows(logits, rows), [chain.sampling for chain in chains for _ in chain.drafted])
+        logprobs = scores.log_softmax(-1)
+        token_ids = _indices([[drafted.token_id] for chain in chains for drafted in chain.drafted], logits)
+        num_kept = _num_kept(logprobs.gather(-1, token_ids).flatten().tolist(), chains)
+        ends = accumulate(len(chain.drafted) for chain in chains)
+        places, refused = list[int](), list[Drafted]()
+        for chain, kept, end in zip(chains, num_kept, ends, strict=True):
+            if kept < len(chain.drafted):
+                places.append(end - len(chain.drafted) + kept)
+                refused.append(chain.drafted[kept])
+        if refused:
+            residuals = _residuals(_rows(logprobs, places), refused)
+    next_tokens = _next_tokens(sampler, logits, chains, num_kept, residuals)
+    return [
+        [*(drafted.token_id for drafted in chain.drafted[:kept]), token_id]
+        for chain, kept, token_id in zip(chains, num_kept, next_tokens, strict=True)
+    ]
+
+
+def _num_kept(logprobs: Sequence[float], chains: Sequence[Chain]) -> list[int]:
+    """Returns how many tokens of each chain are kept, by log p of all tokens of all chains."""
+    own = map(math.exp, logprobs)
+    return [
+        first_refused(
+            list(islice(own, len(chain.drafted))), chain.drafted, chain.sampling.seed, chain.first_output_index
+        )
+        for chain in chains
+    ]
+
+
+def _residuals(logprobs: Tensor, refused: Sequence[Drafted]) -> Tensor:
+    """Computes what the next tokens in place of refused ones are drawn from: the logarithm of max(0, p - q).
+
+    As in Leviathan et al. 2023 (also DOUBLE, section 2.1). It differs from that of p for the few tokens that q has.
+
+    Args:
+        logprobs: float32 [refused, vocab], contiguous, may be written.
+        refused: One for each row.
+
+    Returns:
+        float32 [refused, vocab], with minus infinity for what has no weight, as the refused tokens have none.
+    """
+    vocab_size, flat = logprobs.shape[-1], logprobs.view(-1)
+    claimed = [claims(drafted, vocab_size) for drafted in refused]
+    counts = [len(token_ids) for token_ids, _ in claimed]
+    firsts = [0, *accumulate(counts[:-1])]
+    of_rows = [row * vocab_size + token_ids for row, (token_ids, _) in enumerate(claimed)]
+    places = torch.from_numpy(np.concatenate(of_rows)).to(logprobs.device)
+    whole = flat.index_select(0, places)
+    probabilities = np.exp(whole.cpu().numpy(), dtype=np.float64)
+    rest = np.maximum(probabilities - np.concatenate([shares for _, shares in claimed]), 0.0)
+    with np.errstate(divide="ignore"):
+        # The logarithm of 0 is minus infinity.
+        logarithms = np.log(rest).astype(np.float32)
+    flat.scatter_(0, places, torch.from_numpy(logarithms).to(logprobs.device))
+    left = 1.0 - np.add.reduceat(probabilities - rest, firsts)
+    if left.min() < SURELY_LEFT:
+        for row in np.flatnonzero(left < SURELY_LEFT).tolist():
+            if float(logprobs[row].amax()) < LEAST_LOGPROB:
+                some = slice(firsts[row], firsts[row] + counts[row])
+                flat.scatter_(0, places[some], whole[some])
+    return logprobs
+
+
+def _next_tokens(
+    sampler: Sampler, logits: Tensor, chains: Sequence[Chain], num_kept: Sequence[int], residuals: Tensor | None
+) -> list[int]:
+    """Draws a token behind what is kept of each chain: from its residual, one row for each chain with a refused token,
+    or where nothing was refused from the target itself."""
+    whole = [number for number, chain in enumerate(chains) if num_kept[number] == len(chain.drafted)]
+    cut = [number for number, chain in enumerate(chains) if num_kept[number] < len(chain.drafted)]
+    rows = [] if residuals is None else [residuals]
+    if whole:
+        rows.insert(0, _rows(logits, [chains[number].first_row + num_kept[number] for number in whole]))
+    params = [chains[number].sampling for number in whole] + [
+        _unchanged(chains[number].sampling.seed) for number in cut
+    ]
+    order = whole + cut
+    scores = rows[0] if len(rows) == 1 else torch.cat(rows)
+    tokens = sampler.draw(scores, params, [chains[number].first_output_index + num_kept[number] for number in order])
+    found = dict(zip(order, tokens, strict=True))
+    return [found[number] for number in range(len(chains))]
+
+
+@lru_cache(maxsize=1024)
+def _unchanged(seed: int) -> SamplingParams:
+    """Returns what draws from scores as they are: what is left of p has had its temperature and its filters."""
+    return SamplingParams(seed=seed)
+
+
+def _rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Returns rows of a tensor, which are copied only where they do not follow each other."""
+    first, last = rows[0], rows[-1]
+    follow_each_other = rows == list(range(first, last + 1))
+    return tensor[first : last + 1] if follow_each_other else tensor[_indices(rows, tensor)]
+
+
+def _indices(numbers: Sequence[int] | Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    # Through numpy: a tensor of a list takes five times as long.
+    return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(like.device, non_blocking=True)

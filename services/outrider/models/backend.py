@@ -1,0 +1,99 @@
+"""The backends: what runs a model, and draws from its logits, on one kind of device. They are `outrider.models.cpu`,
+`outrider.models.cuda`, and `outrider.models.torch`, which runs anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import structlog
+import torch
+from transformers import PreTrainedModel
+
+from outrider.models.cpu.draws import CpuDraws
+from outrider.models.cpu.runner import CpuRunner
+from outrider.models.cuda.backend import CudaBackend
+from outrider.models.draws import Draws
+from outrider.models.kv_cache import TILE
+from outrider.models.runner import DEFAULT_NUM_BLOCKS, NumBlocks, Runner
+from outrider.models.torch.draws import TorchDraws
+from outrider.models.torch.runner import TorchRunner
+
+log = structlog.get_logger(__name__)
+
+
+class Backend(Protocol):
+    """Makes what computes on one kind of device."""
+
+    def make_runner(
+        self,
+        model: PreTrainedModel,
+        *,
+        fuse: bool = True,
+        is_exact: bool = True,
+        num_blocks: NumBlocks = DEFAULT_NUM_BLOCKS,
+        block_size: int = TILE,
+    ) -> Runner:
+        """Makes the runner of a model, which it takes over.
+
+        Args:
+            model: Any causal model of the library with standard attention, in its final type and on its device.
+            fuse: Takes the layers apart where they are known (`outrider.models.fusion`).
+            is_exact: Rows are to have the same bits whatever runs beside them, where that costs time.
+            num_blocks: Blocks of the pool of keys and values.
+            block_size: Slots of a block.
+
+        Raises:
+            UnsupportedModel: The model has no head, or says no context; or a layer does not attend through the
+                library's attention interface, or with extras.
+        """
+
+    def make_draws(self) -> Draws:
+        """Makes what draws from logits, for one thread."""
+
+
+@dataclass(frozen=True)
+class PlainBackend:
+    """Has forwards of as many rows as they are asked for. Exact rows cost it nothing."""
+
+    runner: type[TorchRunner]
+    make_draws: Callable[[], Draws]
+
+    def make_runner(
+        self,
+        model: PreTrainedModel,
+        *,
+        fuse: bool = True,
+        is_exact: bool = True,
+        num_blocks: NumBlocks = DEFAULT_NUM_BLOCKS,
+        block_size: int = TILE,
+    ) -> Runner:
+        """See `Backend`."""
+        return self.runner(model, fuse=fuse, num_blocks=num_blocks, block_size=block_size)
+
+
+CPU = PlainBackend(CpuRunner, CpuDraws)
+TORCH = PlainBackend(TorchRunner, TorchDraws)
+
+
+@cache
+def backend_of(device: torch.device, *, use_graphs: bool = True) -> Backend:
+    """Returns the backend of a device.
+
+    Args:
+        device: Where a model is, or its logits.
+        use_graphs: Captures CUDA graphs.
+    """
+    if device.type == "cpu":
+        return CPU
+    if device.type == "cuda":
+        try:
+            return CudaBackend.on(device, use_graphs=use_graphs)
+        except ImportError as error:
+            log.warning(
+                "kernels.not_used", reason=str(error), advice="install triton: forwards are several times slower"
+            )
+    return TORCH

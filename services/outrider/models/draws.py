@@ -1,0 +1,120 @@
+"""Draws from rows of logits: how a row is drawn from, what is found in it, and results on their way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.params import SamplingParams
+from outrider.models.chains import Chain
+
+Best = tuple[list[int], list[float]]
+"""The best token ids of a row, and their scores."""
+
+
+@dataclass(slots=True)
+class RowDraws:
+    """Describes how rows of a forward's logits are drawn from, for the forward to bring that to the device."""
+
+    params: Sequence[SamplingParams]
+    """One for each row that is drawn from."""
+    output_indices: Sequence[int]
+    """For each of these rows, how many tokens the generation put out before the one drawn there."""
+    on_device: Tensor | None = None
+    """The same as the device reads it, where the forward had room for it. The next forward writes over it."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if no row needs more than its best token: nothing has to be said of them."""
+        return all(p.is_greedy for p in self.params)
+
+    def chosen(self, is_chosen: Sequence[bool]) -> RowDraws:
+        """Returns those of some of the rows, as a forward has not been told of them yet."""
+        return RowDraws(list(compress(self.params, is_chosen)), list(compress(self.output_indices, is_chosen)))
+
+
+class HostCopy:
+    """Copies a tensor to the host after all that its device was asked for so far. What a CUDA device is asked for next
+    need not be waited for to read it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Asks for the copy, on the stream that the calling thread works on."""
+        # Of a GPU's tensor to pinned memory: any other copy would be waited for here.
+        self._tensor = tensor.to("cpu", non_blocking=True)
+        self._wait: Callable[[], object] = lambda: None
+        if tensor.is_cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(tensor.device))
+            self._wait = event.synchronize
+        elif tensor.device.type not in ("cpu", "meta"):
+            self._wait = torch.get_device_module(tensor.device).synchronize
+
+    def wait(self) -> Tensor:
+        """Returns the copy when it is there."""
+        self._wait()
+        return self._tensor
+
+
+class DrawnTokens:
+    """Holds the tokens that were drawn, one for each row. A device may still be at it."""
+
+    def __init__(self, on_device: Tensor, redraw: Callable[[Sequence[int]], Sequence[int]] | None = None) -> None:
+        """
+        Args:
+            on_device: Whole numbers [rows], on the device that draws. Below 0 where it leaves a row to the host.
+            redraw: Draws for these rows on the host. None means that none is left to it.
+        """
+        self.on_device = on_device
+        """Whole numbers [rows]: the tokens where they were drawn, but for `unsettled`, which are below 0."""
+        self.unsettled: Sequence[int] = ()
+        """Rows that the host had to draw for. To be asked for after `wait`."""
+        self._copy, self._redraw = HostCopy(on_device), redraw
+
+    def wait(self) -> list[int]:
+        """Returns a token id for each row when they are there."""
+        token_ids: list[int] = self._copy.wait().tolist()
+        if self._redraw is not None and min(token_ids, default=0) < 0:
+            self.unsettled = [row for row, token_id in enumerate(token_ids) if token_id < 0]
+            for row, token_id in zip(self.unsettled, self._redraw(self.unsettled), strict=True):
+                token_ids[row] = token_id
+        return token_ids
+
+
+class Draws(Protocol):
+    """Finds the best tokens of `logits / temperature + noise` on one kind of device. Used by one thread."""
+
+    def begin(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        rows: Tensor | None = None,
+    ) -> DrawnTokens:
+        """Begins to find the best token of every row, and does not wait for it.
+
+        Args:
+            logits: float32 [rows, vocab].
+            params: One for each row. Greedy rows have neither noise nor filters.
+            output_indices: For each row, how many tokens the generation put out before the one drawn here.
+            rows: `RowDraws.on_device` of these rows. None means that no forward has brought it to the device.
+        """
+
+    def best(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        k: int,
+        rows: Tensor | None = None,
+    ) -> list[Best]:
+        """Finds the k best tokens of every row that its filters allow, and their scores, which fall. Of a row with
+        fewer, the others have minus infinity, or are missing. The arguments are those of `begin`."""
+
+    def judge(self, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
+        """Begins to judge chains under the ratio rule, and does not wait for it; returns what waits, and has for each
+        chain what `outrider.models.acceptance.judge` returns, or None where it leaves that to the host."""

@@ -1,0 +1,75 @@
+"""Draws by torch's operators, on any device: noise and filters of whole rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.params import SamplingParams
+from outrider.models.chains import Chain
+from outrider.models.draws import Best, DrawnTokens
+from outrider.models.filters import allowed_of, tempered
+from outrider.models.torch.noise import NoiseRows
+
+
+class TorchDraws:
+    """Finds the best perturbed scores, see `Draws`. Its only state is noise that is kept."""
+
+    def __init__(self) -> None:
+        self._noise: NoiseRows | None = None
+        self._noise_key: tuple[int, torch.device] | None = None
+
+    def begin(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        rows: Tensor | None = None,
+    ) -> DrawnTokens:
+        """See `Draws`."""
+        # `argmax` promises the first of equals, `topk` does not.
+        return DrawnTokens(self.scores(logits, params, output_indices).argmax(-1))
+
+    def best(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        k: int,
+        rows: Tensor | None = None,
+    ) -> list[Best]:
+        """See `Draws`. Equals come in no certain order."""
+        values, token_ids = self.scores(logits, params, output_indices).topk(k)
+        return list(zip(token_ids.tolist(), values.tolist(), strict=True))
+
+    def judge(self, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
+        """See `Draws`. All is left to the host."""
+        return lambda: [None] * len(chains)
+
+    def scores(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
+        """Returns logits / temperature + noise, minus infinity where not allowed; greedy rows as they are."""
+        if all(p.is_greedy for p in params):
+            return logits
+        noise = self._noise_rows(logits)
+        scores = tempered(logits, params)
+        # Before the noise is added: filters look at probabilities, not at one draw.
+        allowed = allowed_of(scores, params)
+        if len(params) == 1:
+            scores += noise.row(params[0].seed, output_indices[0])
+        elif not any(p.is_greedy for p in params):
+            scores += torch.stack([noise.row(p.seed, i) for p, i in zip(params, output_indices, strict=True)])
+        else:
+            # Iterating over a tensor yields views of it, so `+=` writes into `scores`.
+            for row, p, i in zip(scores, params, output_indices, strict=True):
+                if not p.is_greedy:
+                    row += noise.row(p.seed, i)
+        return scores if allowed is None else scores.masked_fill_(~allowed, -math.inf)
+
+    def _noise_rows(self, logits: Tensor) -> NoiseRows:
+        key = (logits.shape[-1], logits.device)
+        if self._noise is None or self._noise_key != key:
+            self._noise, self._noise_key = NoiseRows(*key), key
+        return self._noise

@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 import torch
@@ -25,10 +24,10 @@ from outrider.models.torch.runner import TorchRunner
 log = structlog.get_logger(__name__)
 
 
-class Backend(Protocol):
-    """Makes what computes on one kind of device."""
+class MakeRunner(Protocol):
+    """Makes the runner of a model, which it takes over."""
 
-    def make_runner(
+    def __call__(
         self,
         model: PreTrainedModel,
         *,
@@ -37,8 +36,7 @@ class Backend(Protocol):
         num_blocks: NumBlocks = DEFAULT_NUM_BLOCKS,
         block_size: int = TILE,
     ) -> Runner:
-        """Makes the runner of a model, which it takes over.
-
+        """
         Args:
             model: Any causal model of the library with standard attention, in its final type and on its device.
             fuse: Takes the layers apart where they are known (`outrider.models.fusion`).
@@ -51,32 +49,28 @@ class Backend(Protocol):
                 library's attention interface, or with extras.
         """
 
-    def make_draws(self) -> Draws:
+
+class Backend(Protocol):
+    """Makes what computes on one kind of device."""
+
+    @property
+    def make_runner(self) -> MakeRunner:
+        """Makes runners."""
+
+    @property
+    def make_draws(self) -> Callable[[], Draws]:
         """Makes what draws from logits, for one thread."""
 
 
-@dataclass(frozen=True)
-class PlainBackend:
-    """Has forwards of as many rows as they are asked for. Exact rows cost it nothing."""
+class Makers(NamedTuple):
+    """A backend by its classes."""
 
-    runner: type[TorchRunner]
+    make_runner: MakeRunner
     make_draws: Callable[[], Draws]
 
-    def make_runner(
-        self,
-        model: PreTrainedModel,
-        *,
-        fuse: bool = True,
-        is_exact: bool = True,
-        num_blocks: NumBlocks = DEFAULT_NUM_BLOCKS,
-        block_size: int = TILE,
-    ) -> Runner:
-        """See `Backend`."""
-        return self.runner(model, fuse=fuse, num_blocks=num_blocks, block_size=block_size)
 
-
-CPU = PlainBackend(CpuRunner, CpuDraws)
-TORCH = PlainBackend(TorchRunner, TorchDraws)
+CPU = Makers(CpuRunner, CpuDraws)
+TORCH = Makers(TorchRunner, TorchDraws)
 
 
 @cache

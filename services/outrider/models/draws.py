@@ -37,6 +37,10 @@ class RowDraws:
         """Returns those of some of the rows, as a forward has not been told of them yet."""
         return RowDraws(list(compress(self.params, is_chosen)), list(compress(self.output_indices, is_chosen)))
 
+    def at(self, rows: Sequence[int]) -> RowDraws:
+        """Returns those of some rows, by their numbers, likewise."""
+        return RowDraws([self.params[row] for row in rows], [self.output_indices[row] for row in rows])
+
 
 class HostCopy:
     """Copies a tensor to the host after all that its device was asked for so far. What a CUDA device is asked for next
@@ -86,34 +90,17 @@ class DrawnTokens:
 
 
 class Draws(Protocol):
-    """Finds the best tokens of `logits / temperature + noise` on one kind of device. Used by one thread."""
+    """Finds the best tokens of `logits / temperature + noise` on one kind of device. Used by one thread.
 
-    def begin(
-        self,
-        logits: Tensor,
-        params: Sequence[SamplingParams],
-        output_indices: Sequence[int],
-        rows: Tensor | None = None,
-    ) -> DrawnTokens:
-        """Begins to find the best token of every row, and does not wait for it.
+    Logits are float32 [rows, vocab]. `draws` says how each row is drawn from; greedy rows have no noise and no filters.
+    """
 
-        Args:
-            logits: float32 [rows, vocab].
-            params: One for each row. Greedy rows have neither noise nor filters.
-            output_indices: For each row, how many tokens the generation put out before the one drawn here.
-            rows: `RowDraws.on_device` of these rows. None means that no forward has brought it to the device.
-        """
+    def begin(self, logits: Tensor, draws: RowDraws) -> DrawnTokens:
+        """Begins to find the best token of every row, and does not wait for it."""
 
-    def best(
-        self,
-        logits: Tensor,
-        params: Sequence[SamplingParams],
-        output_indices: Sequence[int],
-        k: int,
-        rows: Tensor | None = None,
-    ) -> list[Best]:
+    def best(self, logits: Tensor, draws: RowDraws, k: int) -> list[Best]:
         """Finds the k best tokens of every row that its filters allow, and their scores, which fall. Of a row with
-        fewer, the others have minus infinity, or are missing. The arguments are those of `begin`."""
+        fewer, the others have minus infinity, or are missing."""
 
     def judge(self, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
         """Begins to judge chains under the ratio rule, and does not wait for it; returns what waits, and has for each

@@ -17,7 +17,7 @@ from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams
 from outrider.models.backend import backend_of
 from outrider.models.chains import Chain
-from outrider.models.draws import Best, DrawnTokens, Draws, HostCopy
+from outrider.models.draws import Best, DrawnTokens, Draws, HostCopy, RowDraws
 from outrider.models.filters import GREATEST_TEMPERATURE, LEAST_TEMPERATURE, tempered_and_filtered
 from outrider.models.largest import argmax, largest, wanted_rows
 
@@ -79,7 +79,7 @@ class Sampler:
         rows: Tensor | None = None,
     ) -> DrawnTokens:
         """Begins to draw the target's token for every row, see `draw`. A GPU is told of it, and not waited for."""
-        return self._draws_for(logits).begin(logits, params, output_indices, rows)
+        return self._draws_for(logits).begin(logits, RowDraws(params, output_indices, rows))
 
     @torch.inference_mode()
     def candidates(
@@ -110,7 +110,7 @@ class Sampler:
         is_greedy = [p.is_greedy for p in params]
         # At least as many as `ranked` normalises over, even where fewer are wanted.
         count = min(max(k, NUM_NORMALISED), logits.shape[-1])
-        best = self._draws_for(logits).best(logits, params, output_indices, count, rows)
+        best = self._draws_for(logits).best(logits, RowDraws(params, output_indices, rows), count)
         found = [ranked(of_row, k, is_greedy=greedy) for of_row, greedy in zip(best, is_greedy, strict=True)]
         if any(is_raw):
             own = logits.log_softmax(-1)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams
+from outrider.models.draws import RowDraws
 from outrider.models.sampling import Sampler
+from outrider.models.torch.draws import TorchDraws
 
 pytest.importorskip("triton")
 from outrider.models.cuda import draws
@@ -104,7 +106,7 @@ def test_candidates_are_the_samplers_own(sampler: KernelSampler, is_coarse: bool
     found = sampler.candidates(logits, params, indices, 8)
     for row, p, index, of_row in zip(logits, params, indices, found, strict=True):
         # `topk` promises no order between equals, nor which of those at the end it takes.
-        scores = row if p.is_greedy else Sampler()._perturbed(row[None], [p], [index])[0]
+        scores = row if p.is_greedy else TorchDraws().scores(row[None], RowDraws([p], [index]))[0]
         best = np.argsort(-scores.numpy(), kind="stable")[:8]
         assert [each.token_id for each in of_row] == [int(t) for t in best if scores[t] > -math.inf]
         if not (p.is_greedy and is_coarse):
@@ -221,7 +223,7 @@ def test_the_best_of_a_stretch_are_found_whatever_its_tokens_are(
     sampler: KernelSampler, name: str, temperature: float
 ) -> None:
     row, p = edges()[name], SamplingParams(seed=11, temperature=temperature)
-    scores = row if p.is_greedy else Sampler()._perturbed(row[None], [p], [3])[0]
+    scores = row if p.is_greedy else TorchDraws().scores(row[None], RowDraws([p], [3]))[0]
     (found,) = sampler.candidates(row[None], [p], [3], 8)
     if name in ("all-equal", "greatest") and temperature == 3.1e-30:
         assert sampler.num_unsettled == 1, "noise is lost in rounding, or the slack is infinite"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 from outrider.core.noise import gumbel, row_key
 from outrider.core.params import SamplingParams
 from outrider.models.cpu.contenders import Contenders
-from outrider.models.draws import Best, DrawnTokens
+from outrider.models.draws import Best, DrawnTokens, RowDraws
 from outrider.models.filters import allowed_of, temperatures, tempered
 from outrider.models.largest import LARGE_VOCAB_SIZE, argmax, leading
 from outrider.models.torch.draws import TorchDraws
@@ -29,67 +27,47 @@ class CpuDraws(TorchDraws):
         super().__init__()
         self._contenders: Contenders | None = None
 
-    def begin(
-        self,
-        logits: Tensor,
-        params: Sequence[SamplingParams],
-        output_indices: Sequence[int],
-        rows: Tensor | None = None,
-    ) -> DrawnTokens:
+    def begin(self, logits: Tensor, draws: RowDraws) -> DrawnTokens:
         """See `Draws`."""
-        if _is_lazy(logits, params):
-            token_ids = [token_ids[0] for token_ids, _ in self._lazy_best(logits, params, output_indices, 1)]
+        if _is_lazy(logits, draws):
+            token_ids = [token_ids[0] for token_ids, _ in self._lazy_best(logits, draws, 1)]
         else:
-            token_ids = argmax(self.scores(logits, params, output_indices))
+            token_ids = argmax(self.scores(logits, draws))
         return DrawnTokens(torch.tensor(token_ids, dtype=torch.long))
 
-    def best(
-        self,
-        logits: Tensor,
-        params: Sequence[SamplingParams],
-        output_indices: Sequence[int],
-        k: int,
-        rows: Tensor | None = None,
-    ) -> list[Best]:
+    def best(self, logits: Tensor, draws: RowDraws, k: int) -> list[Best]:
         """See `Draws`."""
-        if _is_lazy(logits, params):
-            return self._lazy_best(logits, params, output_indices, k)
-        return super().best(logits, params, output_indices, k)
+        if _is_lazy(logits, draws):
+            return self._lazy_best(logits, draws, k)
+        return super().best(logits, draws, k)
 
-    def _lazy_best(
-        self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
-    ) -> list[Best]:
+    def _lazy_best(self, logits: Tensor, draws: RowDraws, k: int) -> list[Best]:
         """Finds the best tokens of every row, and their scores, by noise for few: the best of `scores`, at most k.
         Equal scores go by the lower id."""
         if self._contenders is None or self._contenders.vocab_size != logits.shape[-1]:
             self._contenders = Contenders(logits.shape[-1])
-        plain = [row for row, p in enumerate(params) if not p.is_greedy and not p.has_filters]
+        plain = [row for row, p in enumerate(draws.params) if not p.is_greedy and not p.has_filters]
         found: dict[int, Best] = {}
         if plain:
-            rows = logits if len(plain) == len(params) else logits[plain]
-            of_rows = [params[row] for row in plain], [output_indices[row] for row in plain]
-            best = _of_contenders(self._contenders, rows.numpy(), *of_rows, k)
+            rows = logits if len(plain) == len(logits) else logits[plain]
+            best = _of_contenders(self._contenders, rows.numpy(), draws.at(plain), k)
             found = {row: of_row for row, of_row in zip(plain, best, strict=True) if of_row is not None}
         return [
             found[row] if row in found else _best(self._contenders, logits[row : row + 1], p, index, k)
-            for row, (p, index) in enumerate(zip(params, output_indices, strict=True))
+            for row, (p, index) in enumerate(zip(draws.params, draws.output_indices, strict=True))
         ]
 
 
-def _is_lazy(logits: Tensor, params: Sequence[SamplingParams]) -> bool:
-    return logits.shape[-1] >= LARGE_VOCAB_SIZE and not all(p.is_greedy for p in params)
+def _is_lazy(logits: Tensor, draws: RowDraws) -> bool:
+    return logits.shape[-1] >= LARGE_VOCAB_SIZE and not draws.is_greedy
 
 
 def _of_contenders(
-    contenders: Contenders,
-    logits: npt.NDArray[np.float32],
-    params: Sequence[SamplingParams],
-    output_indices: Sequence[int],
-    k: int,
+    contenders: Contenders, logits: npt.NDArray[np.float32], draws: RowDraws, k: int
 ) -> list[Best | None]:
     """Asks for the k best tokens of rows as if they had no filters."""
-    keys = [row_key(p.seed, index) for p, index in zip(params, output_indices, strict=True)]
-    column = np.array(temperatures(params), dtype=np.float32)
+    keys = [row_key(p.seed, index) for p, index in zip(draws.params, draws.output_indices, strict=True)]
+    column = np.array(temperatures(draws.params), dtype=np.float32)
     return contenders.best(logits, column, np.array(keys, dtype=np.uint32), k)
 
 
@@ -114,7 +92,7 @@ def _best(contenders: Contenders, logits: Tensor, params: SamplingParams, output
         if len(token_ids) > MANY_TOKENS:
             masked = np.full((1, len(scaled)), -np.inf, dtype=np.float32)
             masked[0, token_ids] = logits.numpy()[0, token_ids]
-            (best,) = _of_contenders(contenders, masked, [params], [output_index], k)
+            (best,) = _of_contenders(contenders, masked, RowDraws([params], [output_index]), k)
             if best is not None:
                 return best
     scores = scaled[token_ids] + gumbel(params.seed, output_index, token_ids)

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.params import SamplingParams
 from outrider.models.chains import Chain
-from outrider.models.draws import Best, DrawnTokens
+from outrider.models.draws import Best, DrawnTokens, RowDraws
 from outrider.models.filters import allowed_of, tempered
 from outrider.models.torch.noise import NoiseRows
 
@@ -22,37 +21,25 @@ class TorchDraws:
         self._noise: NoiseRows | None = None
         self._noise_key: tuple[int, torch.device] | None = None
 
-    def begin(
-        self,
-        logits: Tensor,
-        params: Sequence[SamplingParams],
-        output_indices: Sequence[int],
-        rows: Tensor | None = None,
-    ) -> DrawnTokens:
+    def begin(self, logits: Tensor, draws: RowDraws) -> DrawnTokens:
         """See `Draws`."""
         # `argmax` promises the first of equals, `topk` does not.
-        return DrawnTokens(self.scores(logits, params, output_indices).argmax(-1))
+        return DrawnTokens(self.scores(logits, draws).argmax(-1))
 
-    def best(
-        self,
-        logits: Tensor,
-        params: Sequence[SamplingParams],
-        output_indices: Sequence[int],
-        k: int,
-        rows: Tensor | None = None,
-    ) -> list[Best]:
+    def best(self, logits: Tensor, draws: RowDraws, k: int) -> list[Best]:
         """See `Draws`. Equals come in no certain order."""
-        values, token_ids = self.scores(logits, params, output_indices).topk(k)
+        values, token_ids = self.scores(logits, draws).topk(k)
         return list(zip(token_ids.tolist(), values.tolist(), strict=True))
 
     def judge(self, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
         """See `Draws`. All is left to the host."""
         return lambda: [None] * len(chains)
 
-    def scores(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
+    def scores(self, logits: Tensor, draws: RowDraws) -> Tensor:
         """Returns logits / temperature + noise, minus infinity where not allowed; greedy rows as they are."""
-        if all(p.is_greedy for p in params):
+        if draws.is_greedy:
             return logits
+        params, output_indices = draws.params, draws.output_indices
         noise = self._noise_rows(logits)
         scores = tempered(logits, params)
         # Before the noise is added: filters look at probabilities, not at one draw.

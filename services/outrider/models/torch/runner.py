@@ -45,20 +45,11 @@ class TorchRunner(Runner):
         model: PreTrainedModel,
         *,
         fuse: bool = True,
+        is_exact: bool = True,
         num_blocks: NumBlocks = DEFAULT_NUM_BLOCKS,
         block_size: int = TILE,
     ) -> None:
-        """
-        Args:
-            model: See `Runner`.
-            fuse: Takes the layers apart where they are known.
-            num_blocks: See `NumBlocks`.
-            block_size: Slots of a block.
-
-        Raises:
-            UnsupportedModel: The model has no head, or says no context; or a layer does not attend through the
-                library's attention interface, or with extras.
-        """
+        """See `outrider.models.backend.MakeRunner`. Exact rows cost nothing here: `is_exact` changes nothing."""
         super().__init__(model, is_fused=fuse and is_fusable(model))
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._stack: Stack

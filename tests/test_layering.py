@@ -120,6 +120,44 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
         assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
 
 
+def test_devices_meet_in_the_backend_alone() -> None:
+    """Timing captures a GPU's products; and each device falls back on torch."""
+    devices = {"cpu": {"backend.py"}, "cuda": {"backend.py", "timing.py"}}
+    for path in files(SERVICES):
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[:2] == ["outrider", "models"] and len(parts) > 2 and parts[2] in devices:
+                is_own = path.is_relative_to(SERVICES / "models" / parts[2])
+                is_meeting = path.parent == SERVICES / "models" and path.name in devices[parts[2]]
+                assert is_own or is_meeting, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    paths = [*files(SERVICES), *files(CLIENT), *files(CLI), *files(BENCH)]
+    modules = {_module_of(path): path for path in paths}
+    imports = {name: {each for each in _modules_of(path, modules) if each != name} for name, path in modules.items()}
+    while leaves := [name for name, imported in imports.items() if not imported & imports.keys()]:
+        for name in leaves:
+            del imports[name]
+    # What is left are circles, and what imports them.
+    assert not imports, f"circles among {sorted(imports)}"
+
+
+def _module_of(path: Path) -> str:
+    parts = path.relative_to(SERVICES.parent if path.is_relative_to(SERVICES) else CLIENT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _modules_of(path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """Yields the modules that a file imports, and those that names are imported from."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (each if each in modules else node.module for each in whole)
+
+
 def test_every_package_has_a_rule() -> None:
     packages = {path.parent.name for path in SERVICES.glob("*/__init__.py")}
     assert packages == set(OWN_IMPORTS)

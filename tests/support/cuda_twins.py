@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def gate_silu(gate_up: Tensor, out: Tensor) -> None:
 def norm_multiply(
     scaled: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
-    assert len(scaled) in FEW_ROWS
+    assert len(scaled) == FEW_ROWS
     factor = torch.rsqrt(squares[: len(scaled)] / scaled.shape[1] + epsilon)
     out.copy_(functional.linear((scaled * factor[:, None]).to(scaled.dtype), weight, bias))
 
@@ -65,7 +65,7 @@ def multiply_add(
     is_early: bool,
 ) -> None:
     """Writes the squares of all columns as those of one part, and nothing of use behind it."""
-    assert len(hidden) in FEW_ROWS
+    assert len(hidden) == FEW_ROWS
     hidden.add_(functional.linear(x, weight, bias))
     torch.mul(hidden, norm, out=scaled)
     squares.fill_(float("nan"))
@@ -179,11 +179,6 @@ def fake_graph(compute: Callable[[], Results]) -> Callable[[], Results]:
     return replay
 
 
-def last_is_fastest(replays: Sequence[Callable[[], Results]]) -> list[float]:
-    """Says that each replay takes less time than the one before it."""
-    return [float(len(replays) - number) for number in range(len(replays))]
-
-
 @torch.inference_mode()
 def spoil(runner: Runner) -> None:
     """Writes over what is left of the last forward's inputs, which the next one may not read."""
@@ -211,5 +206,5 @@ TWINS = Kernels(
     multiply=multiply,
     compiler="torch",
 )
-TWIN_GPU = CudaBackend(TWINS, lambda: fake_graph, last_is_fastest)
-EAGER_TWIN = CudaBackend(TWINS, None, last_is_fastest)
+TWIN_GPU = CudaBackend(TWINS, lambda: fake_graph)
+EAGER_TWIN = CudaBackend(TWINS, None)

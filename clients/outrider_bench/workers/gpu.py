@@ -210,7 +210,6 @@ class GpuWorker:
             },
             "draw_us": self._draws(runner.vocab_size, rows, num_repeats),
             "steps_ms": steps,
-            "fused_ms": runner.fused_ms,
         }
 
     def _num_product_weights(self, folder: str) -> int:

@@ -80,12 +80,6 @@ class Runner(ABC):
         `none`, where there are no graphs for the device or for the model."""
         return "none"
 
-    @property
-    def fused_ms(self) -> dict[int, tuple[float, float]]:
-        """Milliseconds below the head by rows of a forward: with fused products, and with a library's. Only of those
-        that both were tried for (`outrider.models.cuda.few_rows`)."""
-        return {}
-
     @abstractmethod
     def exact_ways(self) -> Iterator[None]:
         """Takes one way after the other in which rows may be exact, the fastest first. Whoever finds them exact asks

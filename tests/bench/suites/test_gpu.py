@@ -266,7 +266,7 @@ def test_a_report_says_what_was_left_out_and_how_far_the_machine_drifted() -> No
     assert any("not how fast a GPU is" in note for note in on_cpu.notes)
 
 
-def test_single_parts_show_steps_of_a_draft_model_and_fused_products_where_there_are_any() -> None:
+def test_single_parts_show_steps_of_a_draft_model_where_there_are_any() -> None:
     value: dict[str, Any] = {
         "forward_ms": {"1": 2.0},
         "products_ms": {"1": 1.0},
@@ -275,12 +275,10 @@ def test_single_parts_show_steps_of_a_draft_model_and_fused_products_where_there
         "sessions_ms": {"1": 2.0, "8": 3.0},
         "kv_gb_per_s": {"8": 900.0},
         "steps_ms": {"1": 0.75, "8": 1.0},
-        "fused_ms": {"16": [0.9, 1.25]},
     }
-    _, sessions, fused = micro_tables({"label": "draft", "context": 64, "value": value})
+    _, sessions = micro_tables({"label": "draft", "context": 64, "value": value})
     assert [row[-1] for row in sessions.rows] == ["0.750", "1.000"]
-    assert (fused.title, fused.rows) == ("draft, context 64: fused products", [["16", "0.900", "1.250"]])
-    tables = micro_tables({"label": "target", "context": 64, "value": value | {"steps_ms": {}, "fused_ms": {}}})
+    tables = micro_tables({"label": "target", "context": 64, "value": value | {"steps_ms": {}}})
     assert len(tables) == 2
     assert tables[1].columns == ("sessions", "forward ms", "KV GB/s")
     assert {len(row) for row in tables[1].rows} == {3}

@@ -162,7 +162,7 @@ def test_moves_stay_in_registers(capability: int) -> None:
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("num_rows", FEW_ROWS)
+@pytest.mark.parametrize("num_rows", [FEW_ROWS])
 @pytest.mark.parametrize(
     ("num_inputs", "num_outputs", "kind", "has_bias"),
     [

@@ -302,7 +302,7 @@ def test_a_round_with_batch_invariant_products_launches_as_few_kernels_and_one_f
 
 def test_a_step_with_fused_products_launches_six_kernels_a_layer() -> None:
     draft = Device(QWEN3_0_6B, is_exact=False)
-    draft.runner._steps.fused_rows |= {16}
+    draft.runner._steps.is_fused = True
     draft.runner.make_loop()
     segments = draft.sessions(3)
     counts = draft.counted(lambda: draft.runner.draft(segments, [SAMPLED] * 3, [5, 6, 7], 4))

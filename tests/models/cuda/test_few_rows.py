@@ -44,7 +44,7 @@ def a_stream(num_rows: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", FEW_ROWS)
+@pytest.mark.parametrize("num_rows", [FEW_ROWS])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_normed_product_is_torchs(
@@ -59,7 +59,7 @@ def test_a_normed_product_is_torchs(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", FEW_ROWS)
+@pytest.mark.parametrize("num_rows", [FEW_ROWS])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_gated_product_is_torchs(
@@ -76,7 +76,7 @@ def test_a_gated_product_is_torchs(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", FEW_ROWS)
+@pytest.mark.parametrize("num_rows", [FEW_ROWS])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_product_is_added_to_the_stream_and_leaves_for_the_next_norm_what_it_needs(

@@ -22,9 +22,9 @@ from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
 from outrider.models.backend import TORCH
 from outrider.models.checkpoint import UnsupportedModel
-from outrider.models.cuda import graphs, steps
+from outrider.models.cuda import steps
 from outrider.models.cuda.backend import CudaBackend
-from outrider.models.cuda.graphs import INVARIANT_BUCKETS, Capture, Results, measure_replays
+from outrider.models.cuda.graphs import INVARIANT_BUCKETS, Capture, Results
 from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import Kernels
 from outrider.models.draws import RowDraws
@@ -65,7 +65,7 @@ def runners(request: pytest.FixtureRequest) -> tuple[CudaRunner, Runner]:
         if kinds:
             patch.setattr(steps, "FUSED_TYPE", torch.float32)
         runner = a_runner(family, is_exact=False)
-    assert runner._steps.fused_rows == ({16, 32} if kinds else set())
+    assert runner._steps.is_fused == bool(kinds)
     return runner, TORCH.make_runner(build(family), num_blocks=64)
 
 
@@ -218,36 +218,28 @@ def logits_of_few(runner: Runner) -> Tensor:
 
 
 @pytest.mark.usefixtures("_fuses_float32")
-@pytest.mark.parametrize(("fused_ms", "fused_rows"), [(0.9, {16, 32}), (1.1, set())])
-def test_products_are_fused_where_that_is_faster(fused_ms: float, fused_rows: set[int]) -> None:
+def test_products_of_few_rows_are_fused() -> None:
     launched: list[int] = []
 
     def multiply_add(x: Tensor, *arguments: Any, is_early: bool) -> None:
         launched.append(len(x))
         TWINS.multiply_add(x, *arguments, is_early=is_early)
 
-    backend = CudaBackend(
-        replace(TWINS, multiply_add=multiply_add), lambda: fake_graph, lambda _replays: [1.0, fused_ms]
-    )
-    with structlog.testing.capture_logs() as lines:
-        runner = a_runner("llama", backend, is_exact=False)
-    assert runner._steps.fused_rows == fused_rows
-    event = "products.fused" if fused_rows else "products.apart"
-    told = [(line["rows"], line["fused_ms"], line["apart_ms"]) for line in lines if line["event"] == event]
-    assert told == [(32, fused_ms, 1.0), (16, fused_ms, 1.0)]
-    assert runner.fused_ms == {32: (fused_ms, 1.0), 16: (fused_ms, 1.0)}
+    backend = CudaBackend(replace(TWINS, multiply_add=multiply_add), lambda: fake_graph)
+    runner = a_runner("llama", backend, is_exact=False)
     launched.clear()
     torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
     # Two in each of three layers.
-    assert launched == ([16] * 6 if fused_rows else [])
+    assert launched == [16] * 6
     # What it was tried with is not kept.
     assert runner.pool.blocks.num_free == runner.pool.blocks.num_blocks - 1
 
 
 @pytest.mark.usefixtures("_fuses_float32")
-def test_fused_products_that_are_wrong_or_fail_are_done_without_and_told_of() -> None:
+@pytest.mark.parametrize("fails", [True, False])
+def test_fused_products_that_are_wrong_or_fail_are_done_without_and_told_of(*, fails: bool) -> None:
     def norm_gate(hidden: Tensor, *arguments: Any) -> None:
-        if len(hidden) == 16:
+        if fails:
             raise ValueError("no such instruction\nmore")
         TWINS.norm_gate(hidden, *arguments)
         # Of a single row.
@@ -255,11 +247,9 @@ def test_fused_products_that_are_wrong_or_fail_are_done_without_and_told_of() ->
 
     with structlog.testing.capture_logs() as lines:
         runner = a_runner("llama", replace(TWIN_GPU, kernels=replace(TWINS, norm_gate=norm_gate)), is_exact=False)
-    told = {line["rows"]: line["reason"] for line in lines if line["event"] == "products.not_fused"}
-    assert sorted(told) == [16, 32]
-    assert told[16] == "no such instruction"
-    assert told[32].startswith("results of a row differ by ")
-    assert (runner.graphs, runner._steps.fused_rows, runner.fused_ms) == ("buckets", set(), {})
+    [told] = [line["reason"] for line in lines if line["event"] == "products.not_fused"]
+    assert told.startswith("no such instruction" if fails else "results of a row differ by ")
+    assert (runner.graphs, runner._steps.is_fused) == ("buckets", False)
     torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
 
 
@@ -269,39 +259,11 @@ def test_products_are_never_fused_where_rows_are_exact_or_were_to_be() -> None:
     assert not runner._steps.can_fuse
     [*runner.exact_ways()]
     assert runner.graphs == "buckets"
-    assert runner._steps.fused_rows == set()
+    assert not runner._steps.is_fused
 
 
 def test_products_of_other_types_are_not_fused() -> None:
     assert not a_runner("llama", is_exact=False)._steps.can_fuse
-
-
-def test_replays_of_a_gpu_are_measured_until_it_has_done_what_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[object] = []
-    monkeypatch.setattr(Kernels, "load", lambda: TWINS)
-    monkeypatch.setattr(torch.cuda, "synchronize", events.append)
-    backend = CudaBackend.on(torch.device("cuda:1"), use_graphs=False)
-
-    def replay() -> Results:
-        events.append("asked")
-        return ()
-
-    backend.measure([replay])
-    device = torch.device("cuda:1")
-    assert events == ["asked", device, *["asked"] * 5, device] * 5
-
-
-def test_a_replay_takes_what_its_fastest_turn_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    durations_s = {"slow": iter([9.0] * 6 + [3.0] * 6 + [4.0] * 6), "fast": iter([1.0] * 6 + [2.0] * 12)}
-
-    def replay(name: str) -> Results:
-        nonlocal now
-        now += next(durations_s[name])
-        return ()
-
-    monkeypatch.setattr(graphs.time, "perf_counter", lambda: now)
-    assert measure_replays([partial(replay, "slow"), partial(replay, "fast")], num_turns=3) == [3000.0, 1000.0]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -498,14 +460,14 @@ def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[Cuda
 @pytest.mark.interpret
 @pytest.mark.usefixtures("_fuses_float32")
 @pytest.mark.filterwarnings("ignore:invalid value")  # of lanes that are not stored
-@pytest.mark.parametrize("fused_rows", [{16, 32}, set()], ids=["fused", "apart"])
-def test_the_kernels_themselves_give_the_logits_of_any_other_runner(fused_rows: set[int]) -> None:
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "apart"])
+def test_the_kernels_themselves_give_the_logits_of_any_other_runner(*, is_fused: bool) -> None:
     pytest.importorskip("triton")
     runner, other = (
         a_runner("qwen3", CudaBackend(Kernels.load(), None), is_exact=False),
         TORCH.make_runner(build("qwen3")),
     )
-    runner._steps.fused_rows |= fused_rows
+    runner._steps.is_fused = is_fused
     ids = text(70)
     found = []
     for each in (runner, other):

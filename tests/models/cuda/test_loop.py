@@ -78,7 +78,7 @@ def as_candidates(found: list[list[Best | None]], params: Sequence[SamplingParam
 def test_a_loop_with_fused_products_finds_what_as_many_forwards_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "FUSED_TYPE", torch.float32)
     runner, indices = a_runner(is_exact=False), [0, 7, 100, 3]
-    assert runner._steps.fused_rows
+    assert runner._steps.is_fused
     expected = one_after_the_other(runner, openings(runner), PARAMS, indices, 4)
     segments = openings(runner)
     spoil(runner)

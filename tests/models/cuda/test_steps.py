@@ -51,7 +51,7 @@ def test_a_layer_adds_to_the_stream_what_it_would_have_left_to_add() -> None:
     mlp = an_mlp(made, a_norm())
     apart, fused = normal(NUM_ROWS, HIDDEN), normal(NUM_ROWS, HIDDEN)
     left = mlp(apart, attended)
-    made.fused_rows.add(NUM_ROWS)
+    made.is_fused = True
     assert mlp(fused, attended) is None
     assert left is not None
     torch.testing.assert_close(fused, apart + left, rtol=1e-4, atol=1e-3)
@@ -60,7 +60,7 @@ def test_a_layer_adds_to_the_stream_what_it_would_have_left_to_add() -> None:
 def test_heads_behind_a_layer_that_has_something_left_to_add_get_it() -> None:
     made, norm = some_steps(), a_norm()
     an_mlp(made, a_norm())
-    made.fused_rows.add(NUM_ROWS)
+    made.is_fused = True
     weight, hidden, summand = normal(96, HIDDEN, seed=7), normal(NUM_ROWS, HIDDEN), normal(NUM_ROWS, HIDDEN, seed=8)
     expected = functional.linear(functional.rms_norm(hidden + summand, (HIDDEN,), norm.weight, EPSILON), weight)
     found = made.heads(1, norm, TorchProduct(weight.clone()))(hidden, summand)
@@ -75,7 +75,7 @@ def test_heads_behind_a_layer_that_has_added_all_are_those_of_the_stream() -> No
     # The norm of the layer behind is another one.
     norm.weight = normal(HIDDEN, seed=11)
     second = made.heads(1, norm, TorchProduct(weight.clone()))
-    made.fused_rows.add(NUM_ROWS)
+    made.is_fused = True
     expected = functional.linear(functional.rms_norm(hidden, (HIDDEN,), a_norm().weight, EPSILON), weight)
     torch.testing.assert_close(first(hidden, None), expected, rtol=1e-5, atol=1e-4)
     assert mlp(hidden, attended) is None
@@ -99,7 +99,7 @@ def test_a_layer_is_fused_if_there_are_kernels_for_it_and_rows_need_not_be_exact
     made = some_steps(is_exact=is_exact)
     mlp = an_mlp(made, a_norm(), num_inner, activation)
     assert made.can_fuse == can_fuse
-    made.fused_rows.add(NUM_ROWS)
+    made.is_fused = True
     assert (mlp(normal(NUM_ROWS, HIDDEN), normal(NUM_ROWS, HIDDEN)) is None) == can_fuse
 
 
@@ -114,6 +114,6 @@ def test_heads_are_fused_if_programs_have_as_many_outputs(num_outputs: int, is_f
         RotaryTable(torch.ones(8), 1.0), torch.float32, replace(TWINS, norm_multiply=norm_multiply), 16, is_exact=False
     )
     an_mlp(made, a_norm())
-    made.fused_rows.add(NUM_ROWS)
+    made.is_fused = True
     made.heads(1, a_norm(), TorchProduct(normal(num_outputs, HIDDEN)))(normal(NUM_ROWS, HIDDEN), None)
     assert launched == [NUM_ROWS] * is_fused

@@ -130,12 +130,10 @@ def micro_tables(cell: Mapping[str, Any]) -> list[Table]:
         + ([number_cell(steps.get(count), 3)] if steps else [])
         for count, ms in value["sessions_ms"].items()
     ]
-    fused = [[count, *(number_cell(ms, 3) for ms in both)] for count, both in value.get("fused_ms", {}).items()]
     columns = ("rows", "forward ms", "products ms", "products GB/s", *draws)
     return [
         Table(f"{title}: rows of one session", columns, rows),
         Table(f"{title}: sessions", ("sessions", "forward ms", "KV GB/s", *(["step ms"] if steps else [])), sessions),
-        *([Table(f"{title}: fused products", ("rows", "fused ms", "a library's ms"), fused)] if fused else []),
     ]
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.models.cuda.device_draws import CudaDraws
-from outrider.models.cuda.graphs import Capture, Measure, capture_cuda, measure_replays
+from outrider.models.cuda.graphs import Capture, capture_cuda
 from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import Kernels
 from outrider.models.fusion import is_fusable
@@ -31,8 +31,6 @@ class CudaBackend:
     """Functions that launch kernels."""
     make_capture: Callable[[], Capture] | None
     """Makes what captures the graphs of one model. None runs the same functions one kernel after the other."""
-    measure: Measure = measure_replays
-    """Measures graphs that compute the same in two ways."""
 
     @classmethod
     def on(cls, device: torch.device, *, use_graphs: bool) -> CudaBackend:
@@ -41,9 +39,7 @@ class CudaBackend:
         # Sums in bfloat16 would depend on how a library splits them; with this workspace it always splits them alike.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        wait = partial(torch.cuda.synchronize, device)
-        capture = partial(capture_cuda, device) if use_graphs else None
-        return cls(kernels, capture, partial(measure_replays, wait=wait))
+        return cls(kernels, partial(capture_cuda, device) if use_graphs else None)
 
     def make_runner(
         self,
@@ -59,7 +55,7 @@ class CudaBackend:
             log.warning("kernels.not_used", reason=reason)
             return TorchRunner(model, fuse=fuse, num_blocks=num_blocks, block_size=block_size)
         capture = self.make_capture() if self.make_capture is not None else None
-        how = self.kernels, capture, self.measure
+        how = self.kernels, capture
         return CudaRunner(model, *how, is_exact=is_exact, num_blocks=num_blocks, block_size=block_size)
 
     def make_draws(self) -> CudaDraws:

@@ -36,8 +36,8 @@ def norm_multiply(
     """Computes `rms_norm(hidden) @ weight.T + bias`.
 
     Args:
-        scaled: [rows, in]: `hidden` times the weights of the norm, as `multiply_add` has written it. There are as many
-            rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
+        scaled: [rows, in]: `hidden` times the weights of the norm, as `multiply_add` has written it. There are
+            `FEW_ROWS` (`outrider.models.cuda.steps`).
         squares: float32 [at least parts * rows]: sums of squares of `hidden`, as it has written them.
         epsilon: That of the norm.
         weight: [out, in].
@@ -77,7 +77,7 @@ def multiply_add(
     """Adds `x @ weight.T + bias` to the residual stream.
 
     Args:
-        x: [rows, in]: as many rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
+        x: [rows, in]: `FEW_ROWS` rows (`outrider.models.cuda.steps`).
         weight: [out, in].
         bias: [out].
         hidden: [rows, out], written: the stream.

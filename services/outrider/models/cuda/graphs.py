@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -38,37 +37,10 @@ Replay = Callable[[], Results]
 """Computes again what was captured, to the same tensors."""
 Capture = Callable[[Replay], Replay]
 """Makes of a function one that does the same again, to the same tensors."""
-Measure = Callable[[Sequence[Replay]], list[float]]
-"""Measures how long each of some replays takes, in milliseconds."""
 MAX_DIFFERENCE = 0.05
 """Most that results of fused products may differ from those of a library's, as a share of their length. Behind 28
 layers of random weights two orders of sums in bfloat16 differ by .02, and a product that is a tenth too large makes
 .08."""
-
-
-def measure_replays(
-    replays: Sequence[Replay], wait: Callable[[], object] = lambda: None, num_turns: int = 5
-) -> list[float]:
-    """Measures how long each of some replays takes, in milliseconds: the least of several turns, in each of which it
-    runs a few times on end, so that the host is never waited for.
-
-    Args:
-        replays: Ask a device to compute.
-        wait: Returns when the device has done what it was asked for. A CPU has when a call returns.
-        num_turns: Times that all are measured.
-    """
-    num_repeats = 5
-    least = [math.inf] * len(replays)
-    for _ in range(num_turns):
-        for number, replay in enumerate(replays):
-            replay()
-            wait()
-            started = time.perf_counter()
-            for _ in range(num_repeats):
-                replay()
-            wait()
-            least[number] = min(least[number], 1e3 * (time.perf_counter() - started) / num_repeats)
-    return least
 
 
 class Forwards:
@@ -86,7 +58,6 @@ class Forwards:
         vocab_size: int,
         buckets: Sequence[int],
         capture: Capture | None,
-        measure: Measure,
     ) -> None:
         """
         Args:
@@ -99,9 +70,8 @@ class Forwards:
             vocab_size: Width of the logits.
             buckets: Rows of the forwards, ascending.
             capture: Captures graphs. None runs the same functions one kernel after the other.
-            measure: Measures graphs, where there are two ways to compute the same.
         """
-        self._body, self._head, self._measure = body, head, measure
+        self._body, self._head = body, head
         self.steps, self.pool, self.vocab_size, self._max_context_len = steps, pool, vocab_size, max_context_len
         self.shapes = [Shape(rows) for rows in buckets]
         """Shapes of the forwards, ascending."""
@@ -111,8 +81,6 @@ class Forwards:
         """Inputs on the device."""
         steps.use(pool, self.shapes[-1].rows, pool.shape.num_heads * queries_per_key)
         pool.defers_moves = True
-        self.fused_ms: dict[int, tuple[float, float]] = {}
-        """Milliseconds below the head by rows: with fused products, and with a library's."""
         self._replays: dict[Shape, tuple[Replay, Replay]] = {}
         """Graphs of the body and of the head: pieces of prompts have no use for the second."""
         if capture is not None:
@@ -150,60 +118,48 @@ class Forwards:
             log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self.shapes)}", took_s=took_s)
 
     def _captured(self, shape: Shape, capture: Capture) -> tuple[Replay, Replay]:
-        replay, hidden = self._captured_body(shape, capture)
-        if self.steps.can_fuse and shape.rows in FEW_ROWS:
-            replay, hidden = self._fused_if_faster(shape, capture, replay, hidden)
-        # The head's graph reads what the last run of the body's capture wrote to.
-        return replay, capture(lambda: (self._logits(self.inputs[shape], hidden),))
-
-    def _captured_body(self, shape: Shape, capture: Capture) -> tuple[Replay, Tensor]:
-        """Captures a body; returns also what it writes to."""
+        if self.steps.can_fuse and shape.rows == FEW_ROWS:
+            self._try_fused(shape)
         found: list[Tensor] = []
 
         def body() -> Results:
             found.append(self._moved_and_hidden(shape, None))
             return (found[-1],)
 
-        return capture(body), found[-1]
+        replay = capture(body)
+        # The head's graph reads what the last run of the body's capture wrote to.
+        return replay, capture(lambda: (self._logits(self.inputs[shape], found[-1]),))
 
-    def _fused_if_faster(self, shape: Shape, capture: Capture, replay: Replay, hidden: Tensor) -> tuple[Replay, Tensor]:
-        """Captures a body with fused products, too, and returns the faster one of the two. Which one that is depends on
-        the GPU, on its library and on the model, so it is tried with a short text."""
+    def _try_fused(self, shape: Shape) -> None:
+        """Fuses products from here on, unless they fail, or a short text has other results than with a library's."""
         cache = self.pool.new_cache()
         num_rows = min(shape.rows, self._max_context_len)
-        token_ids = [(7 * row + 1) % self.vocab_size for row in range(num_rows)]
         cache.reserve(num_rows)
         self.packer.begin(shape)
-        self.packer.add(Segment(cache, token_ids, 0), range(num_rows), 0, num_rows)
+        self.packer.add(
+            Segment(cache, [(7 * row + 1) % self.vocab_size for row in range(num_rows)], 0),
+            range(num_rows),
+            0,
+            num_rows,
+        )
         self.packer.finish([])
-        expected = replay()[0][:num_rows].float()
-        self.steps.fused_rows.add(shape.rows)
+        expected = self._moved_and_hidden(shape, None)[:num_rows].float()
+        self.steps.is_fused = True
         try:
-            fused, its_hidden = self._captured_body(shape, capture)
-            differences = (fused()[0][:num_rows].float() - expected).norm(dim=1) / expected.norm(dim=1)
-            difference = float(differences.max())
-            apart_ms, fused_ms = self._measure([replay, fused])
+            found = self._moved_and_hidden(shape, None)[:num_rows].float()
+            difference = float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
+            self.steps.is_fused = difference <= MAX_DIFFERENCE  # False of what is no number
+            reason = f"results of a row differ by {difference:.0%}"
         except Exception as error:  # whatever a compiler or a driver has to say: there is another way
+            self.steps.is_fused = False
+            reason = (str(error) or repr(error)).splitlines()[0]
             if expected.is_cuda:
                 # A fault of the device is raised again here: it computes nothing from then on.
                 torch.cuda.synchronize(expected.device)
-            reason = (str(error) or repr(error)).splitlines()[0]
-            difference, apart_ms, fused_ms = math.inf, 0.0, 0.0
-        else:
-            reason = f"results of a row differ by {difference:.0%}"
         finally:
             cache.clear()
-        if not difference <= MAX_DIFFERENCE:  # or it is no number
+        if not self.steps.is_fused:
             log.warning("products.not_fused", rows=shape.rows, reason=reason, advice="a library computes them")
-        else:
-            self.fused_ms[shape.rows] = fused_ms, apart_ms
-            is_faster = fused_ms < apart_ms
-            times_ms = {"fused_ms": round(fused_ms, 3), "apart_ms": round(apart_ms, 3)}
-            log.info("products.fused" if is_faster else "products.apart", rows=shape.rows, **times_ms)
-            if is_faster:
-                return fused, its_hidden
-        self.steps.fused_rows.discard(shape.rows)
-        return replay, hidden
 
     @torch.inference_mode()
     def warm(self) -> None:

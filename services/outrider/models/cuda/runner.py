@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.core.params import SamplingParams
-from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, INVARIANT_BUCKETS, Capture, Forwards, Measure
+from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, INVARIANT_BUCKETS, Capture, Forwards
 from outrider.models.cuda.inputs import loop_lens
 from outrider.models.cuda.loop import DraftLoop
 from outrider.models.cuda.rows import MAX_NUM_BEST
@@ -35,7 +35,6 @@ class CudaRunner(Runner):
         model: PreTrainedModel,
         kernels: Kernels,
         capture: Capture | None,
-        measure: Measure,
         *,
         is_exact: bool,
         num_blocks: NumBlocks,
@@ -46,13 +45,12 @@ class CudaRunner(Runner):
             model: See `Runner`.
             kernels: Functions that launch kernels.
             capture: Captures graphs. None runs the same functions one kernel after the other.
-            measure: Measures graphs that compute the same in two ways.
             is_exact: Uses products whose rows have the same bits whatever their number, where there are such.
             num_blocks: See `NumBlocks`.
             block_size: Slots of a block.
         """
         super().__init__(model, is_fused=True)
-        self._kernels, self._capture_graph, self._measure = kernels, capture, measure
+        self._kernels, self._capture_graph = kernels, capture
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
         def make_steps(rotary: RotaryTable) -> CudaSteps:
@@ -87,7 +85,6 @@ class CudaRunner(Runner):
             vocab_size=self.vocab_size,
             buckets=(EXACT_ROWS,) if self.has_one_shape else INVARIANT_BUCKETS if self.is_invariant else BUCKETS,
             capture=capture,
-            measure=self._measure,
         )
 
     def _capture(self) -> None:
@@ -119,11 +116,6 @@ class CudaRunner(Runner):
         if not self._forwards.has_graphs:
             return "eager"
         return "one-shape" if self.has_one_shape else "buckets"
-
-    @property
-    def fused_ms(self) -> dict[int, tuple[float, float]]:
-        """See `Runner`."""
-        return self._forwards.fused_ms
 
     def exact_ways(self) -> Iterator[None]:
         """See `Runner`: batch-invariant products; then forwards that all have the same number of rows. After these,

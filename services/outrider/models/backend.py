@@ -50,27 +50,16 @@ class MakeRunner(Protocol):
         """
 
 
-class Backend(Protocol):
+class Backend(NamedTuple):
     """Makes what computes on one kind of device."""
-
-    @property
-    def make_runner(self) -> MakeRunner:
-        """Makes runners."""
-
-    @property
-    def make_draws(self) -> Callable[[], Draws]:
-        """Makes what draws from logits, for one thread."""
-
-
-class Makers(NamedTuple):
-    """A backend by its classes."""
 
     make_runner: MakeRunner
     make_draws: Callable[[], Draws]
+    """Makes what draws from logits, for one thread."""
 
 
-CPU = Makers(CpuRunner, CpuDraws)
-TORCH = Makers(TorchRunner, TorchDraws)
+CPU = Backend(CpuRunner, CpuDraws)
+TORCH = Backend(TorchRunner, TorchDraws)
 
 
 @cache
@@ -85,7 +74,8 @@ def backend_of(device: torch.device, *, use_graphs: bool = True) -> Backend:
         return CPU
     if device.type == "cuda":
         try:
-            return CudaBackend.on(device, use_graphs=use_graphs)
+            cuda = CudaBackend.on(device, use_graphs=use_graphs)
+            return Backend(cuda.make_runner, cuda.make_draws)
         except ImportError as error:
             log.warning(
                 "kernels.not_used", reason=str(error), advice="install triton: forwards are several times slower"

@@ -239,10 +239,9 @@ def test_one_token_that_is_no_finite_number_leaves_a_row_to_torch(sampler: Kerne
     logits = random_rows(3)
     logits[0, 299] = logits[1, 130] = value
     params = [SamplingParams(seed=seed) for seed in range(3)]
-    with sampler._kernels():
-        Sampler().candidates(logits[:2], params[:2], [0, 0], 8)
-        assert sampler.num_unsettled == 2
-        Sampler().candidates(logits[2:], params[2:], [0], 8)
+    sampler.candidates(logits[:2], params[:2], [0, 0], 8)
+    assert sampler.num_unsettled == 2
+    sampler.candidates(logits[2:], params[2:], [0], 8)
     assert sampler.num_unsettled == 2
 
 

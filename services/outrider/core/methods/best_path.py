@@ -3,7 +3,7 @@ each of its rows.
 
 While the target waits, every draft forward costs it time, and a node that another forward would be needed for seldom
 brings more than that. The runners-up of a forward cost nothing but a row of the target: where the path breaks off, one
-of them is often what the target says. A path can be grown by several forwards at once (`outrider.models.chains`), a
+of them is often what the target says. A path can be grown by several forwards at once (`outrider.models.cuda.loop`), a
 tree cannot.
 """
 

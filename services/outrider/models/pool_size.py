@@ -1,4 +1,4 @@
-"""How many tokens' keys and values a pool holds, by the memory that is free."""
+"""The size of a pool: tokens whose keys and values fit into the memory that is free."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from outrider.models.cuda.inputs import LOOP_LENS
 from outrider.models.cuda.runner import CudaRunner
 from outrider.models.cuda.steps import Kernels
 from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size
+from outrider.models.draws import RowDraws
 from outrider.models.packing import placeholder
 from outrider.models.runner import Segment
 from outrider.models.sampling import Sampler, begin_most_probable

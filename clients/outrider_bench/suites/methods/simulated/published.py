@@ -39,8 +39,9 @@ OURS = ("best-first", "auto")
 NOTE = (
     "In simulated time, on two devices side by side, where the papers measure: a forward of the target takes 20 ms "
     "with 1 row, 22 with 64 and 30 with 256, one of the draft model 20 / C, and .01 for each further row, a message "
-    ".05; without prefill. as published: see outrider.core.methods; chains of card and double are C tokens long, as "
-    "their papers have them. The prior is what the target says to files that it was trained on."
+    ".05; without prefill. as published: see outrider.core.methods; chains of card and double are C tokens long "
+    "(double's paper counts forwards, of several tokens each). The prior is what the target says to files that it was "
+    "trained on."
 )
 CAPTION = (
     f"Speed-ups over plain decoding: alone, and {BATCH} generations at once by {BATCH} plain ones. as published: the "

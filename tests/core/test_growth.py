@@ -38,7 +38,7 @@ def test_a_tree_grows_as_deep_as_the_distance_asks_and_the_lookahead_allows(meth
     for stale_tokens in (None, 0.0, 2.0, 100.0):
         policy = growth_policy(params)
         if stale_tokens is not None:
-            policy.foresee(stale_tokens)
+            policy.foresee(stale_tokens, 0.0)
         depths.append(depth(policy))
     assert depths == [LOOKAHEAD, 3 * GAMMA, 3 * GAMMA + 10, LOOKAHEAD]
 

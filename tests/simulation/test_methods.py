@@ -17,7 +17,7 @@ from outrider.core.params import Rows, SamplingParams, Source
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.models.demo.training.corpus import code_prompts, load_corpus
 from outrider.models.loading import load_model
-from outrider_bench.costs import CPU, Costs
+from outrider_bench.costs import CPU, GPU, Costs
 from outrider_bench.workers.simulated_pair import Outcome, Simulation, text_of
 from tests.support.services import draft_model, target_model
 
@@ -38,6 +38,7 @@ def texts(temperature: float) -> list[tuple[list[int], list[int]]]:
 FAST = Costs(target_ms={1: 8.0, 32: 9.0}, draft_ms=0.5, draft_row_ms=0.01, one_way_ms=0.45, overhead_ms=0.5)
 WHERE = {
     "near": CPU,
+    "slow draft": replace(GPU, draft_ms=8.0),
     "two forwards away": replace(CPU, one_way_ms=20.0),
     "twelve forwards away": replace(FAST, one_way_ms=50.0),
 }
@@ -86,6 +87,16 @@ def test_no_other_method_is_faster_than_best_first(temperature: float) -> None:
     best = simulated(temperature, BEST_FIRST).throughput
     for params in (SPECULATIVE, PEARL, CARD, SAGUARO, BEST_CHAIN):
         assert best > 0.95 * simulated(temperature, params).throughput, params.method
+
+
+@pytest.mark.suite
+def test_drafting_ahead_is_faster_than_any_draft_then_verify_where_the_draft_model_is_slow() -> None:
+    # DOUBLE, Theorem 3. A chain of each length, without regard to what it is worth.
+    fixed = {"min_path_probability": 0.0, "calibration": False}
+    chains = [replace(SPECULATIVE, num_speculative_tokens=gamma, **fixed) for gamma in range(1, 6)]
+    best = max(simulated(0.7, chain, "slow draft").throughput for chain in chains)
+    assert simulated(0.7, PEARL, "slow draft").throughput > 1.1 * best  # 1.29
+    assert simulated(0.7, SPECULATIVE, "slow draft").throughput > best  # 1.12
 
 
 def test_a_sub_tree_brings_more_tokens_a_forward_than_a_chain_where_the_draft_model_is_unsure() -> None:

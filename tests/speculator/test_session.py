@@ -54,7 +54,7 @@ class Bushy:
     def known_children(self, tree: DraftTree) -> list[Child]:
         return []
 
-    def foresee(self, stale_tokens: float) -> None:
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         pass
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
@@ -145,13 +145,12 @@ def test_a_draft_in_turns_says_what_it_is_worth_and_what_a_forward_would_add(run
     grow_as(drafting, runner, 0.8, 0.1)
     draft = drafting.awaited_draft()
     assert draft is not None
-    # The target's own token, and .8 and .1 of two nodes; a token behind the path is .8 as probable as its end.
-    assert draft == pytest.approx((1.9, 0.64, 1, 5700))
+    # The target's own token, and .8 and .1 of two nodes; a token after the path is as probable as most are kept.
+    assert draft == pytest.approx((1.9, 0.8 * 0.7, 1, 5700))
     grow_as(drafting, runner, 0.5)
     second = drafting.awaited_draft()
     assert second is not None
-    rate = 0.95 * 0.8 + 0.05 * 0.5
-    assert second == pytest.approx((2.3, 0.4 * rate, 2, 5700))
+    assert second == pytest.approx((2.3, 0.4 * 0.7, 2, 5700))
     drafting.end_draft()
     ended = drafting.awaited_draft()
     assert ended is not None
@@ -166,12 +165,12 @@ def test_of_forwards_that_are_made_at_once_the_mean_counts(runner: Runner) -> No
     grow_as(drafting, runner, 0.8)
     draft = drafting.awaited_draft()
     assert draft is not None
-    assert draft.num_gained == pytest.approx(0.8 * 0.8**2.5)
+    assert draft.num_gained == pytest.approx(0.8 * 0.7**2.5)
     # No more of them than there is use for.
     drafting.steer(Steering(max_num_nodes=2))
     shorter = drafting.awaited_draft()
     assert shorter is not None
-    assert shorter.num_gained == pytest.approx(0.8 * 0.8)
+    assert shorter.num_gained == pytest.approx(0.8 * 0.7)
 
 
 def test_only_nodes_that_a_round_can_verify_are_worth_anything(runner: Runner) -> None:

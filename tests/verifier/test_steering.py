@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.core.auto.strategies import PLAIN, Strategy
@@ -12,6 +14,7 @@ from outrider.core.speculation import SpeculationParams, Steering
 from outrider.verifier.steering import DrafterSteering
 from outrider.verifier.timings import EngineTimings
 
+FORWARD_TIME = Steering(forward_us=5000)
 IN_TURNS, AHEAD = Strategy(SPECULATIVE), Strategy(PEARL)
 
 
@@ -26,9 +29,11 @@ def steering(strategy: Strategy = IN_TURNS, known: EngineTimings | None = None) 
 
 
 def test_while_nothing_is_new_nothing_is_said() -> None:
-    assert steering().next(IN_TURNS) is None
+    drafter = steering()
+    assert drafter.next(IN_TURNS) == FORWARD_TIME
+    assert drafter.next(IN_TURNS) is None
     unknown = EngineTimings(ForwardTimes({1: 5.0}))
-    assert steering(known=unknown).next(IN_TURNS) is None
+    assert steering(known=unknown).next(IN_TURNS) == FORWARD_TIME
 
 
 @pytest.mark.parametrize(("max_num_nodes", "said"), [(7, 7), (1, 1), (0, 1), (8, None), (64, None)])
@@ -36,12 +41,13 @@ def test_a_drafter_that_is_waited_for_is_told_how_many_nodes_a_round_can_verify(
     max_num_nodes: int, said: int | None
 ) -> None:
     told = steering(known=timings(max_num_nodes)).next(IN_TURNS)
-    assert told == (None if said is None else Steering(max_num_nodes=said))
+    assert told == (FORWARD_TIME if said is None else replace(FORWARD_TIME, max_num_nodes=said))
 
 
 def test_it_is_told_again_when_that_changes_much_and_when_there_is_room_for_all_again() -> None:
     known = timings()
     drafter = steering(known=known)
+    drafter.next(IN_TURNS)
     told = []
     for count in (6, 6, 7, 5, 4, 3, 3, 7.9, 20, 30):
         known.max_num_nodes.value = count
@@ -51,10 +57,10 @@ def test_it_is_told_again_when_that_changes_much_and_when_there_is_room_for_all_
 
 
 def test_a_drafter_that_works_meanwhile_is_told_no_number() -> None:
-    assert steering(AHEAD, timings(3)).next(AHEAD) is None
+    assert steering(AHEAD, timings(3)).next(AHEAD) == FORWARD_TIME
     own = SpeculationParams(BEST_FIRST, 8, 8, own=(BestFirstParams(serial=True),))
     best_first = Strategy(BEST_FIRST)
-    assert DrafterSteering(own, best_first, timings(3)).next(best_first) == Steering(max_num_nodes=3)
+    assert DrafterSteering(own, best_first, timings(3)).next(best_first) == replace(FORWARD_TIME, max_num_nodes=3)
 
 
 def test_another_strategy_is_told_once_and_its_times_with_it() -> None:

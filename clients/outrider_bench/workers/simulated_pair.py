@@ -23,6 +23,7 @@ from outrider.core.acceptance import decides_by_ratio
 from outrider.core.auto.strategies import opening_params
 from outrider.core.calibration import DraftCalibration
 from outrider.core.costs import ForwardTimes
+from outrider.core.departure import PairTimes, is_worth_waiting
 from outrider.core.growth import Candidate, Expansion
 from outrider.core.params import OWN_SOURCES, SamplingParams
 from outrider.core.retrieval.ngrams import Follower
@@ -122,6 +123,7 @@ class Speculator:
     def __init__(self, model: LoadedModel, costs: Costs, inbox: Mail, outbox: Mail) -> None:
         self.sessions: dict[str, DraftSession] = {}
         """Sessions that are drafted for."""
+        self.times = PairTimes()
         self.num_forwards = 0
         self.policy_ms = 0.0
         """CPU time that all has really taken but the draft model: growing trees, and what is sent of them."""
@@ -153,6 +155,8 @@ class Speculator:
                     if session_id in self.sessions:
                         self.sessions[session_id].grow(expansion, found, 1e3 * forward_ms)
                         self._send(session_id)
+                self.times.draft_us.add(1e3 * forward_ms)
+                self._end_drafts()
             for _, (session_id, item) in self._inbox.take(self._now):
                 self._take(session_id, item)
             if not self._begin_forward():
@@ -162,6 +166,16 @@ class Speculator:
                 self._now = max(self._now, self._inbox.next_at)
             elif self._now > until:
                 return
+
+    def _end_drafts(self) -> None:
+        """Ends the drafts that the target waits for where another forward is not worth its time."""
+        awaited = [one.awaited_draft() for one in self.sessions.values()]
+        drafts = [draft for draft in awaited if draft is not None]
+        if drafts and not is_worth_waiting(drafts, self.times.draft_us.get(0.0)):
+            for session_id, one in self.sessions.items():
+                if one.awaited_draft() is not None:
+                    one.end_draft()
+                    self._send(session_id)
 
     def _take(self, session_id: str, item: _Commit | Steering) -> None:
         drafting = self.sessions.get(session_id)
@@ -432,7 +446,12 @@ class Simulation:
         )
         cache = self._draft.runner.new_cache()
         return DraftSession(
-            drafting, cache, self._draft.max_context_len, tiers=self._tiers, draft_calibration=self._claims
+            drafting,
+            cache,
+            self._draft.max_context_len,
+            tiers=self._tiers,
+            draft_calibration=self._claims,
+            times=self._speculator.times,
         )
 
 

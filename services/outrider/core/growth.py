@@ -78,10 +78,15 @@ class GrowthPolicy(Protocol):
     def known_children(self, tree: DraftTree) -> list[Child]:
         """Returns what the last commit makes into nodes without a forward. It is called once after each commit."""
 
-    def foresee(self, stale_tokens: float) -> None:
-        """Sets the round trip in tokens: how far the target goes before what is drafted now arrives.
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
+        """Takes in what the times of both sides say.
 
-        Until it is known, the tree grows as deep as it may.
+        Until it is called, the tree grows as deep as it may, and the target waits for a whole chain.
+
+        Args:
+            stale_tokens: The round trip in tokens: how far the target goes before what is drafted now arrives.
+            least_awaited: Probability of a path from which on another token after it is worth the wait of a target that
+                has missed, see `outrider.core.departure`. 0 means that a whole chain is.
         """
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:

@@ -17,10 +17,10 @@ import structlog
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.blocks import PrefixScope
 from outrider.core.calibration import DraftCalibration, RetrievalCalibration
+from outrider.core.departure import PairTimes, is_worth_waiting
 from outrider.core.growth import Candidate, Expansion
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.speculation import Steering
-from outrider.core.statistics import RunningMean
 from outrider.core.tree import Draft, TokenId
 from outrider.models.acceptance import DraftDraw, candidates
 from outrider.models.adjustments import adjusted
@@ -34,7 +34,6 @@ from outrider.models.sampling import Logits, Sampler, ranked
 from outrider.speculator.loop_choice import LoopChoice
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.session import DraftSession, DraftSessionSpec
-from outrider.speculator.turns import is_worth_waiting
 
 log = structlog.get_logger(__name__)
 
@@ -113,8 +112,7 @@ class Engine(EngineThread[_Drafting]):
         self._loop_choice = LoopChoice()
         self._num_commits_in_turns = 0
         """Commits so far of sessions that take turns with their target."""
-        self._forward_us = RunningMean()
-        """Time of a forward that reads no prompt, in microseconds."""
+        self._times = PairTimes()
         self.forward_us = forward_us
         """Time of a forward of one row, in microseconds; 0 means not measured."""
         model.runner.make_loop()
@@ -177,6 +175,7 @@ class Engine(EngineThread[_Drafting]):
             self.counts,
             # Fewer are wanted of a path that is nearly long enough; they are too few to be asked for.
             num_at_once=min(self._runner.loop_lens(spec.speculation.num_speculative_tokens), default=1),
+            times=self._times,
         )
         session.commit_number = self._num_commits_in_turns
         self.residency.add(session)
@@ -256,7 +255,7 @@ class Engine(EngineThread[_Drafting]):
         self.counts.steps.add(forward_us / 1e6)
         # What reads a prompt says nothing of the others.
         if all(len(segment.token_ids) - segment.num_logits <= MIN_PREFILL_ROWS for segment in segments):
-            self._forward_us.add(forward_us)
+            self._times.draft_us.add(forward_us)
         row = 0
         for (session, listener, expansion), segment in zip(work, segments, strict=True):
             if not segment.num_logits:  # a piece of a prompt: the expansion itself is still to come
@@ -309,7 +308,7 @@ class Engine(EngineThread[_Drafting]):
             # As if nothing had been run.
             segments[number].cache.truncate(lengths[number])
         self.counts.steps.add(forward_us / 1e6, length)
-        self._forward_us.add(forward_us)
+        self._times.draft_us.add(forward_us)
         num_used = self._grow_chains(work, found, forward_us)
         for segment in segments:
             # Room of steps that were wasted.
@@ -385,7 +384,7 @@ class Engine(EngineThread[_Drafting]):
         oldest = self._num_commits_in_turns - MAX_ROUNDS_LEFT_OUT * len(sessions)
         waiting = [each for each in sessions if each.commit_number >= oldest or each.next_expansion() is not None]
         drafts = [draft for draft in (session.awaited_draft() for session in waiting) if draft is not None]
-        return not drafts or is_worth_waiting(drafts, self._forward_us.get(0.0))
+        return not drafts or is_worth_waiting(drafts, self._times.draft_us.get(0.0))
 
     def _end_drafts(self) -> None:
         """Ends drafts that may end wherever that is best: another forward is not worth the time of the target."""

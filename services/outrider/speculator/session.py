@@ -17,8 +17,9 @@ from itertools import takewhile
 
 from outrider.core.acceptance import DraftNoise, decides_by_ratio
 from outrider.core.adjustments import Adjustment, TextAdjustments
-from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
+from outrider.core.calibration import AcceptanceRate, DraftCalibration, PendingClaims, RetrievalCalibration
 from outrider.core.costs import path_probabilities
+from outrider.core.departure import AwaitedDraft, PairTimes, least_awaited, tokens_of_hit
 from outrider.core.growth import NO_BIAS, Candidate, Expansion, GrowthPolicy
 from outrider.core.methods import growth_policy
 from outrider.core.params import SamplingParams, Source
@@ -36,7 +37,6 @@ from outrider.models.structure import mask_row
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.phrases import Phrases
 from outrider.speculator.send_budget import SendBudget
-from outrider.speculator.turns import AwaitedDraft
 
 MAX_STEPS_AHEAD = 8
 """Most forwards of a chain that are made at once while the target verifies: its commit waits for them."""
@@ -73,6 +73,7 @@ class DraftSession:
         draft_calibration: DraftCalibration | None = None,
         counts: DraftCounts | None = None,
         num_at_once: int = 1,
+        times: PairTimes | None = None,
     ) -> None:
         """
         Args:
@@ -84,6 +85,7 @@ class DraftSession:
             draft_calibration: Corrections of the draft model's claims, shared by all sessions.
             counts: Counts of all sessions.
             num_at_once: Fewest forwards that the draft model makes of a path at a time.
+            times: Those of both models, shared by all sessions.
         """
         self.spec = spec
         is_sampled = decides_by_ratio(spec.sampling, spec.speculation)
@@ -116,8 +118,8 @@ class DraftSession:
         """True if the draft is not worth going on with before the next commit."""
         self._num_forwards = 0
         """Forwards since the last commit."""
-        self._token_probability = RunningMean(0.05)
-        """Mean probability of the best token behind a node."""
+        self._acceptance_rate = AcceptanceRate()
+        self._times = times or PairTimes()
         self._set_turns(spec.speculation)
         calibration_of_claims = None if self.has_raw_scores else draft_calibration or DraftCalibration()
         self._claims = PendingClaims(calibration_of_claims, self.ranking.is_greedy)
@@ -125,7 +127,7 @@ class DraftSession:
         self._has_changed = True
         """True if `_next_expansion` says nothing of the tree as it is."""
         self._tokens_per_round = RunningMean()
-        self._forward_us = self._round_trip_us = 0
+        self._forward_us, self._round_trip_us = self._times.target_us, 0
         self._max_num_nodes = 0
         """Most nodes that a round of the target can verify. 0 means not known."""
         self._max_context_len = max_context_len
@@ -144,6 +146,7 @@ class DraftSession:
             self.tree, spec.num_prompt_tokens, self.ranking, calibration or RetrievalCalibration(), tiers
         )
         self._phrases.use(draft_plan(spec.speculation))
+        self._foresee()
 
     def _set_turns(self, params: SpeculationParams) -> None:
         """Takes in by which parameters the tree grows."""
@@ -152,7 +155,9 @@ class DraftSession:
         """True if the target waits for drafts: no commit comes while one grows."""
         self.takes_turns = waiting is Waiting.IN_TURNS
         """True if nothing is drafted while the target works."""
-        self.is_weighed = params.method.takes_as_pay and self.takes_turns
+        self._max_chain_len = params.num_speculative_tokens
+        self._is_calibrated = params.calibration
+        self.is_weighed = self.takes_turns and params.calibration
         """True if a draft ends where another forward is not worth the target's time."""
 
     @property
@@ -195,10 +200,11 @@ class DraftSession:
             self._policy = growth_policy(steering.speculation)
             self._set_turns(steering.speculation)
             self._phrases.use(draft_plan(steering.speculation))
-        self._forward_us = steering.forward_us or self._forward_us
+        self._forward_us = self._times.target_us = steering.forward_us or self._forward_us
         self._round_trip_us = steering.round_trip_us or self._round_trip_us
         self._max_num_nodes = steering.max_num_nodes or self._max_num_nodes
         self._send_budget.measure(steering.forward_us, steering.round_trip_us)
+        self._foresee()
 
     def commit(self, token_ids: Sequence[TokenId], acknowledged_node_id: int = 0) -> None:
         """Appends committed tokens and forgets what they contradict.
@@ -216,7 +222,9 @@ class DraftSession:
         if self._structured is not None:
             self._structured.take(token_ids)
         num_nodes = self.tree.num_nodes
+        is_refused = self._is_refused(token_ids)
         num_known = self.tree.commit(token_ids)
+        self._acceptance_rate.add(num_known, is_refused=is_refused)
         self._counts.num_committed += num_known
         self._counts.num_wasted += num_nodes - num_known - self.tree.num_nodes
         self._claims.forget()
@@ -237,9 +245,34 @@ class DraftSession:
             self._policy.committed(self.tree, len(token_ids), num_known)
             for parent, candidate in self._policy.known_children(self.tree):
                 self._add(parent, candidate)
-            if self._forward_us:
-                rounds = self._round_trip_us / (self._forward_us + self._round_trip_us)
-                self._policy.foresee(self._tokens_per_round.get(1.0) * rounds)
+            self._foresee()
+
+    def _foresee(self) -> None:
+        """Tells the policy what the times of both sides say."""
+        if self._policy is not None:
+            rounds = self._round_trip_us / max(1, self._forward_us + self._round_trip_us)
+            self._policy.foresee(self._tokens_per_round.get(1.0) * rounds, self._least_awaited())
+
+    def _is_refused(self, token_ids: Sequence[TokenId]) -> bool:
+        """Returns True if the tree had guesses at the place of one of these tokens, and none was right."""
+        node = self.tree.root
+        for token_id in token_ids:
+            if token_id not in node.children:
+                return bool(node.children)
+            node = node.children[token_id]
+        return False
+
+    def _least_awaited(self) -> float:
+        """Returns the probability of a path from which on another token after it is worth waiting for; see
+        `outrider.core.departure`. 0 means that a whole chain is: without calibration, as the papers
+        have it; where all drafts are waited for; and until times are known, which is in the first rounds of the first
+        session, as the others begin with what it was told."""
+        draft_us = self._times.draft_us.value
+        if not self._is_calibrated or self.takes_turns or not self._forward_us or not draft_us:
+            return 0.0
+        share, rate = draft_us / self._forward_us, self._acceptance_rate.value
+        num_tokens = tokens_of_hit(share, rate, self._max_chain_len)
+        return least_awaited(num_tokens, share, rate)
 
     # What grows next, and its rows in the packed forward.
 
@@ -271,16 +304,23 @@ class DraftSession:
         that it does not, or that nothing was drafted since the commit: then it waits for one forward at least."""
         if not self.is_weighed or not self._num_forwards or self._policy is None:
             return None
-        root, expansion, num_gained = self.tree.root, self.next_expansion(), 0.0
+        expansion, num_gained = self.next_expansion(), 0.0
         if expansion is not None:
-            reached = math.exp(expansion.nodes[0].path_logprob - root.path_logprob)
             # The mean over the forwards that are made at once.
             num_at_once = min(self._num_at_once, expansion.max_len)
-            num_gained = reached * self._token_probability.get(1.0) ** ((1 + num_at_once) / 2)
-        kept = path_probabilities(list(self.tree.live_nodes()), root)
+            reached = sum(self._probabilities(expansion.nodes))
+            num_gained = reached * self._acceptance_rate.value ** ((1 + num_at_once) / 2)
+        kept = self._probabilities(list(self.tree.live_nodes()))
         if 0 < self._max_num_nodes < len(kept):
             kept = nlargest(self._max_num_nodes, kept)
         return AwaitedDraft(1 + sum(kept), num_gained, self._num_forwards, self._forward_us + self._round_trip_us)
+
+    def _probabilities(self, nodes: Sequence[Node]) -> list[float]:
+        """Returns for each node the probability that the target keeps it."""
+        if self._noise is None:
+            return path_probabilities(nodes, self.tree.root)
+        # When a sample is sent must not depend on its value.
+        return [self._acceptance_rate.value ** (node.position - self.tree.root.position) for node in nodes]
 
     def end_draft(self) -> None:
         """Goes on with the next commit only."""
@@ -423,8 +463,6 @@ class DraftSession:
             self._claims.corrected(self.tree, node, candidates if least == -math.inf else _likely(candidates, least))
             for node, candidates in zip(expansion.nodes, found, strict=True)
         ]
-        if corrected[0]:
-            self._token_probability.add(math.exp(corrected[0][0].logprob))
         for parent, candidate in self._policy.children(self.tree, expansion, corrected):
             self._add(parent, candidate)
 

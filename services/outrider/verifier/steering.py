@@ -34,9 +34,10 @@ class DrafterSteering:
         nothing."""
         timings, sent = self._timings, self._sent
         forward_us, round_trip_us = sent.forward_us, sent.round_trip_us
+        # Milliseconds to microseconds. At least 1, as 0 means that nothing has changed.
+        if strategy.method.has_draft_model:
+            forward_us = max(1, int(timings.forward_ms.get(0.0) * 1e3))
         if timings.speculator_ms.value is not None:
-            # Milliseconds to microseconds. At least 1, as 0 means that nothing has changed.
-            forward_us = int(timings.forward_ms.get(0.0) * 1e3)
             round_trip_us = max(1, int((timings.speculator_ms.value - timings.draft_forward_ms.get(0.0)) * 1e3))
         max_num_nodes = self._max_num_nodes(strategy)
         is_known = _is_near(sent.forward_us, forward_us) and _is_near(sent.round_trip_us, round_trip_us)

@@ -14,7 +14,6 @@ from outrider.core.methods.best_first import (
     LEAST_CHILD,
     MIN_CHILD,
     MIN_EXPANDED,
-    READY,
     BestFirstGrowth,
     BestFirstParams,
 )
@@ -140,13 +139,14 @@ def test_nodes_at_the_lookahead_are_expanded_once_a_commit_has_brought_them_near
 
 def test_the_first_message_after_a_commit_waits_until_no_probable_path_is_open_and_no_longer() -> None:
     growth, tree = policy(), DraftTree([1], VOCAB_SIZE)
+    growth.foresee(0.0, 0.3)
     num_unsent = 0
     while True:
         expansion = growth.next_expansion(tree)
         assert expansion is not None
         num_unsent += expand(growth, tree, expansion)
         growth.next_expansion(tree)
-        is_open = any(not n.is_expanded and relative(tree, n) >= math.log(READY) for n in tree.live_nodes())
+        is_open = any(not n.is_expanded and relative(tree, n) > math.log(0.3) for n in tree.live_nodes())
         is_message = growth.is_message(tree, num_unsent)
         assert is_message == (not is_open or num_unsent >= 8)
         if is_message:
@@ -172,7 +172,7 @@ def test_more_nodes_go_through_a_forward_while_the_target_works_than_while_it_wa
 def test_far_away_a_deep_spine_is_preferred_to_early_branches() -> None:
     def deepest_after(stale_tokens: float) -> int:
         growth, tree = policy(num_expanded=1), DraftTree([1], VOCAB_SIZE)
-        growth.foresee(stale_tokens)
+        growth.foresee(stale_tokens, 0.0)
         grow(growth, tree, 10, 0.2)
         return max(node.position for node in tree.live_nodes())
 
@@ -219,7 +219,7 @@ def test_a_candidate_is_as_probable_as_where_it_begins_to_count(stale_tokens: fl
     # Behind six accepted tokens of probability .74, everything is six times as probable.
     found = [Candidate(2, math.log(0.74)), Candidate(3, math.log(MIN_CHILD / 2))]
     session = ToySpeculator(policy(), lambda context, count: found[:count])
-    session.policy.foresee(stale_tokens)
+    session.policy.foresee(stale_tokens, 0.0)
     session.forward()
     assert (3 in session.tree.root.children) is is_kept
 
@@ -227,6 +227,6 @@ def test_a_candidate_is_as_probable_as_where_it_begins_to_count(stale_tokens: fl
 def test_nothing_less_probable_than_the_least_becomes_a_node_however_far_the_target() -> None:
     found = [Candidate(2, math.log(0.1)), Candidate(3, math.log(LEAST_CHILD / 2))]
     session = ToySpeculator(policy(), lambda context, count: found[:count])
-    session.policy.foresee(50)
+    session.policy.foresee(50, 0.0)
     session.forward()
     assert set(session.tree.root.children) == {2}

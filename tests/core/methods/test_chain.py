@@ -41,14 +41,14 @@ def test_speculative_drafts_one_chain_and_waits_for_the_commit() -> None:
 
 def test_pearl_goes_on_to_its_lookahead() -> None:
     tree = DraftTree([0], 50)
-    assert grow(growth_policy(params(PEARL)), tree, 0.9) == [4, 8, 12]
+    assert grow(growth_policy(params(PEARL)), tree, 0.9) == [4, *range(5, 13)], "a whole chain, and then every forward"
     assert tree.num_nodes == 12
 
 
 def test_an_improbable_chain_is_sent_as_soon_as_the_target_would_not_verify_more() -> None:
     tree = DraftTree([0], 50)
     # .5 ** 2 = .25 is still above .2, .5 ** 3 is not; with twice the logarithm growth ends after .5 ** 5 < .04.
-    assert grow(growth_policy(params(PEARL, 0.2)), tree, 0.5) == [3]
+    assert grow(growth_policy(params(PEARL, 0.2)), tree, 0.5) == [3, 4, 5]
     assert tree.num_nodes == 5
 
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from outrider.core.departure import logarithm
 from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, nodes_of, reach
 from outrider.core.methods.best_path import BestPathGrowth
 from outrider.core.params import Rows, check
@@ -33,12 +34,8 @@ MIN_CHILD = 0.03
 probable: it would not be worth a row of the target, and a target takes in every node between two forwards."""
 LEAST_CHILD = 0.001
 """A candidate whose path is less probable now does not become a node, wherever it begins to count."""
-READY = 0.3
-"""Once all more probable paths have ended, the target has what it would verify: it is told at once."""
 FIRST_LOGPROB = -0.3
 """Log-probability of the best child of a node until one is measured: a probability of .74."""
-FIRST_CHAIN = 16
-"""Nodes that are a first message, however probable what comes behind them."""
 NUM_EXPANDED_WAITING = 1
 """Nodes a forward while the target waits for the first message: further rows cost time."""
 NUM_EXPANDED_WORKING = 8
@@ -77,7 +74,7 @@ class BestFirstGrowth(GrowthPolicy):
         own = params.of(BestFirstParams)
         self._num_expanded = own.num_expanded
         self._num_children = own.num_children
-        self._chain_len = min(FIRST_CHAIN, params.num_speculative_tokens)
+        self._least_awaited_logprob = -math.inf
         self._params = params
         self._max_depth = params.lookahead
         self._frontier: list[tuple[float, int, Node]] = []
@@ -108,8 +105,9 @@ class BestFirstGrowth(GrowthPolicy):
         self._grown += chosen
         return chosen
 
-    def foresee(self, stale_tokens: float) -> None:
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         """Sets the horizon: tokens that the target will be further when what is drafted now has arrived."""
+        self._least_awaited_logprob = logarithm(least_awaited)
         self._stale_tokens = stale_tokens
         self._max_depth = reach(self._params.lookahead, self._params.num_speculative_tokens, stale_tokens)
 
@@ -151,18 +149,13 @@ class BestFirstGrowth(GrowthPolicy):
                 self._push(tree, node)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """Returns true for the first message after a commit when it holds what the target would verify: a whole chain,
-        or all that is probable; later for each batch."""
+        """Returns true for the first message after a commit once the target should not wait for more; later for each
+        batch."""
         if not self._is_awaited:
             return num_unsent >= BATCH
-        root = tree.root
-        missing = [
-            node
-            for node in self._next
-            if node.path_logprob - root.path_logprob >= math.log(READY)
-            and node.position - root.position < self._chain_len
-        ]
-        self._is_awaited = bool(missing) and self._num_found < self._chain_len
+        least, chain_len = tree.root.path_logprob + self._least_awaited_logprob, self._params.num_speculative_tokens
+        is_open = any(node.path_logprob > least for node in self._next)
+        self._is_awaited = is_open and self._num_found < chain_len
         return not self._is_awaited
 
     def _choose(self, tree: DraftTree, node: Node, candidates: Sequence[Candidate]) -> list[Child]:

@@ -79,7 +79,7 @@ class BestPathGrowth(GrowthPolicy):
         """Returns nothing: what was too improbable to stand beside one path is not kept for the next one."""
         return []
 
-    def foresee(self, stale_tokens: float) -> None:
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         """Does nothing: the target waits, so it is nowhere else when the tree arrives."""
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:

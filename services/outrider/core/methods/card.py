@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
+from outrider.core.departure import logarithm
 from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, all_children, nodes_of, reach
 from outrider.core.params import Rows
 from outrider.core.speculation import (
@@ -30,8 +31,6 @@ from outrider.core.speculation import (
 )
 from outrider.core.tree import DraftTree, Node, NodeState
 
-OPEN_PROBABILITY = 0.25
-"""The target may wait for more of a chain that breaks off at a path at least so probable."""
 MIN_REFILL = 0.01
 """A candidate whose path is less probable does not come back into a layer."""
 
@@ -80,11 +79,12 @@ class CardGrowth(GrowthPolicy):
     **Messages.** A layer is a message: a sibling is of use only if the target's side has it when the verdict comes.
     But a target that has nothing, or whose chain breaks off while it is probable, may be waiting, and takes the first
     message for all that there is; so that one goes out when the best chain is whole: as long as the target verifies at
-    once, or too improbable, or fallen out of the beam.
+    once, or too improbable to be waited for, or fallen out of the beam.
     """
 
     def __init__(self, params: SpeculationParams) -> None:
         self._min_chain_logprob = params.min_path_logprob
+        self._least_awaited_logprob = -math.inf
         self._chain_len = params.num_speculative_tokens
         own = params.of(CardParams)
         # Without correction the moment of the restart must not hang on how far ahead a draft may be.
@@ -163,15 +163,16 @@ class CardGrowth(GrowthPolicy):
             for node, candidates in self._secondary.items()
             if node is root or node.state is NodeState.LIVE
         }
-        self._is_awaited = self._chain_is_open(tree, math.log(OPEN_PROBABILITY))
+        self._is_awaited = self._chain_is_open(tree)
 
-    def foresee(self, stale_tokens: float) -> None:
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         """Limits the depth. The width stays: the paper's beam is as wide near the root as far from it."""
         self._max_depth = reach(self._lookahead, self._chain_len, stale_tokens)
+        self._least_awaited_logprob = logarithm(least_awaited)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Returns true for every layer; while the target may be waiting, only with the whole chain."""
-        self._is_awaited = self._is_awaited and self._chain_is_open(tree, -math.inf)
+        self._is_awaited = self._is_awaited and self._chain_is_open(tree)
         return not self._is_awaited
 
     def _choose(self, candidates: Sequence[Child]) -> list[Child]:
@@ -228,11 +229,13 @@ class CardGrowth(GrowthPolicy):
         self._refilled = [node for node in self._refilled if node.position != self._last_position]
         self._diverged = [] if self._layer else layer
 
-    def _chain_is_open(self, tree: DraftTree, min_path_logprob: float) -> bool:
-        """Returns true if the best chain may yet grow: it is shorter than the target verifies at once, and probable."""
+    def _chain_is_open(self, tree: DraftTree) -> bool:
+        """Returns true if the best chain may yet grow, and is worth waiting for: it is shorter than the target verifies
+        at once, and probable."""
         chain = tree.best_chain(self._chain_len)
         end = chain[-1] if chain else tree.root
-        is_probable = end.path_logprob - tree.root.path_logprob >= max(self._min_chain_logprob, min_path_logprob)
+        least = max(self._min_chain_logprob, self._least_awaited_logprob)
+        is_probable = end.path_logprob - tree.root.path_logprob >= least
         return len(chain) < self._chain_len and is_probable and not (chain and end.is_expanded)
 
 

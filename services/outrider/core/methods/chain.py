@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.calibration import AcceptanceRate
+from outrider.core.departure import logarithm
 from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, all_children, reach, tip_of
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
@@ -45,9 +46,11 @@ class ChainGrowth(GrowthPolicy):
     min_path_logprob: float
     """Growth stops at a node whose path is less probable."""
     chain_len: int
-    """Nodes that the target verifies at once: a message holds as many."""
+    """Nodes that the target verifies at once."""
     min_chain_logprob: float
-    """The target's chain ends where its path falls below this, so a first message need not go further."""
+    """The target's chain ends where its path falls below this."""
+    least_awaited_logprob: float = field(init=False, default=-math.inf)
+    """While its path is more probable, a shorter chain is worth waiting for."""
     max_depth: int = field(init=False)
     """Most nodes below the root that are worth growing, by the round trip."""
     _known_tip: Node | None = field(init=False, default=None)
@@ -74,17 +77,17 @@ class ChainGrowth(GrowthPolicy):
         """Returns nothing: everything that was found and wanted is in the tree already."""
         return []
 
-    def foresee(self, stale_tokens: float) -> None:
-        """Limits the depth: all that a chain can choose is where it ends."""
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
+        """Limits the depth, and what the target waits for."""
         self.max_depth = reach(self.lookahead, self.chain_len, stale_tokens)
+        self.least_awaited_logprob = logarithm(least_awaited)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """Returns true for a whole chain; right after a miss, as soon as the target would not verify more."""
-        if num_unsent >= self.chain_len:
-            return True
+        """Returns true once the target should not wait for more: from then on, every forward is a message."""
         tip, depth = self._tip(tree)
-        # Nothing of the chain was sent yet: the target has nothing to verify, and may be waiting.
-        return depth == num_unsent and _path_logprob(tree, tip) < self.min_chain_logprob
+        path_logprob = _path_logprob(tree, tip)
+        is_open = path_logprob >= self.min_chain_logprob and path_logprob > self.least_awaited_logprob
+        return depth >= self.chain_len or not is_open
 
     def _tip(self, tree: DraftTree) -> tuple[Node, int]:
         known = self._known_tip
@@ -114,6 +117,7 @@ class SampledChainGrowth(GrowthPolicy):
         self._max_depth = max_depth
         self._max_chain_len = max_chain_len
         self._min_path_logprob = math.log(min_path_probability) if min_path_probability > 0 else -math.inf
+        self._least_awaited_logprob = -math.inf
         self._grows_ahead = grows_ahead
         self._acceptance_rate = AcceptanceRate()
         self._depth = 0
@@ -141,8 +145,9 @@ class SampledChainGrowth(GrowthPolicy):
         """Returns nothing: everything that was found and wanted is in the tree already."""
         return []
 
-    def foresee(self, stale_tokens: float) -> None:
-        """Does nothing: a sampled chain ends where the acceptance rate says."""
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
+        """Limits what the target waits for; a sampled chain ends where the acceptance rate says."""
+        self._least_awaited_logprob = logarithm(least_awaited)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Returns true for as many nodes as were planned."""
@@ -151,7 +156,11 @@ class SampledChainGrowth(GrowthPolicy):
     @property
     def message_len(self) -> int:
         """Nodes of a message."""
-        return min(self._max_chain_len, self._worth_len)
+        most = min(self._max_chain_len, self._worth_len)
+        if self._least_awaited_logprob == -math.inf:
+            return most
+        # The first length whose path is no more probable.
+        return max(1, min(most, 1 + int(self._least_awaited_logprob / math.log(self._acceptance_rate.value))))
 
     def _next_worth_len(self) -> int:
         if self._min_path_logprob == -math.inf:

@@ -114,7 +114,7 @@ class OptTreeGrowth(GrowthPolicy):
             ],
         )
 
-    def foresee(self, stale_tokens: float) -> None:
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         """Does nothing: the target waits, so it is nowhere else when the tree arrives."""
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.calibration import AcceptanceRate, MissExponent
+from outrider.core.departure import logarithm
 from outrider.core.growth import Candidate, Child, Expansion, GrowthPolicy, reach
 from outrider.core.params import Rows, check
 from outrider.core.speculation import (
@@ -37,8 +38,6 @@ from outrider.core.speculation import (
 )
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
-OPEN_PROBABILITY = 0.25
-"""The target may wait for more of a chain that breaks off at a path at least so probable."""
 MIN_CANDIDATES = 8
 """Candidates wanted of every node. The fan-out of a short chain is wider, and what a rail does not use may serve it."""
 MAX_ROWS = 64
@@ -152,7 +151,7 @@ class SaguaroGrowth(GrowthPolicy):
     rows, those of the more probable outcomes come first.
 
     **After a miss**, and after a hit with so short a rail that the target may be waiting for more, the chain grows
-    alone and goes out whole. From then on every forward's nodes go out at once.
+    alone, and goes out when it is as long as is worth waiting for. From then on every forward's nodes go out at once.
 
     **Under the ratio rule** the chain follows the token that was drawn, and outcomes are picks. A token that was drawn
     is no outcome at its position, which is safe: once refused, it has no residual probability. When a drawn token is
@@ -164,6 +163,7 @@ class SaguaroGrowth(GrowthPolicy):
 
     def __init__(self, params: SpeculationParams) -> None:
         self._min_chain_logprob = params.min_path_logprob
+        self._least_awaited_logprob = -math.inf
         self._max_chain_len = params.num_speculative_tokens
         self._lookahead = self._max_depth = params.lookahead
         self._is_ratio = params.is_ratio
@@ -273,10 +273,11 @@ class SaguaroGrowth(GrowthPolicy):
         exponent = self._params.exponent or self._exponent.value
         return fan_outs(self._params, chain_len, self._acceptance_rate.value, exponent)
 
-    def foresee(self, stale_tokens: float) -> None:
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         """Limits the depth of the chain and of the rails. The outcomes stay those of the chain under verification,
         however far away the target is."""
         self._max_depth = reach(self._lookahead, self._max_chain_len, stale_tokens)
+        self._least_awaited_logprob = logarithm(least_awaited)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Returns true except for a chain that grows alone: that goes out whole."""
@@ -289,8 +290,7 @@ class SaguaroGrowth(GrowthPolicy):
         while (node := _own_next(path[-1])) is not None:
             path.append(node)
         logprobs = [node.path_logprob - tree.root.path_logprob for node in path]
-        is_whole = len(path) > self._whole_len() or (not self._is_ratio and logprobs[-1] < self._min_chain_logprob)
-        self._is_alone = not is_whole and (self._is_alone or logprobs[-1] >= math.log(OPEN_PROBABILITY))
+        self._is_alone = not self._is_whole(len(path) - 1, logprobs[-1])
         self._rails = [rail for rail in self._rails if rail.tip.state is NodeState.LIVE and rail.tip is not path[-1]]
         if self._is_alone:
             self._chain = path
@@ -300,19 +300,23 @@ class SaguaroGrowth(GrowthPolicy):
 
     def _whole_len(self) -> int:
         """Returns the length of a chain that grows alone, if it does not become improbable."""
-        if not self._is_ratio or self._min_chain_logprob == -math.inf:
+        least = max(self._min_chain_logprob, self._least_awaited_logprob)
+        if not self._is_ratio or least == -math.inf:
             return self._max_chain_len
         # The rate is below 1 (MAX_ACCEPTANCE_RATE), so its logarithm is not 0.
-        worth = 1 + int(self._min_chain_logprob / math.log(self._acceptance_rate.value))
-        return min(self._max_chain_len, worth)
+        return max(1, min(self._max_chain_len, 1 + int(least / math.log(self._acceptance_rate.value))))
+
+    def _is_whole(self, length: int, logprob: float) -> bool:
+        """Returns True if a chain of this length and log-probability need not grow alone any more."""
+        least = max(self._min_chain_logprob, self._least_awaited_logprob)
+        return length >= self._whole_len() or (not self._is_ratio and length > 0 and logprob <= least)
 
     def _end_chain(self, tree: DraftTree, child: Child) -> None:
         """Ends a chain that grows alone if it is whole with this token."""
         parent, candidate = child
         path_logprobs = [node.path_logprob for node in self._chain] + [parent.path_logprob + candidate.logprob]
         logprobs = [logprob - tree.root.path_logprob for logprob in path_logprobs]
-        is_improbable = not self._is_ratio and logprobs[-1] < self._min_chain_logprob
-        if len(self._chain) >= self._whole_len() or is_improbable:
+        if self._is_whole(len(self._chain), logprobs[-1]):
             self._is_alone = False
             self._verify(self._chain, logprobs)
 

@@ -173,7 +173,7 @@ class SequoiaGrowth(GrowthPolicy):
         """Returns further guesses after nodes that have been through a forward and have more children in this tree."""
         return self._best_guesses([(node, count) for node, count in self._wanting(tree) if node in self._found])
 
-    def foresee(self, stale_tokens: float) -> None:
+    def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         """Does nothing: the target waits, so it is nowhere else when the tree arrives."""
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:

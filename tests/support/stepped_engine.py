@@ -10,6 +10,7 @@ import torch
 
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import SamplingParams
+from outrider.core.reports import ReportParams
 from outrider.core.session import SessionSpec
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.models.acceptance import PendingRounds
@@ -52,15 +53,29 @@ def add_session(
     sampling: SamplingParams = GREEDY,
     *,
     shares_gpu: bool = False,
+    has_drafter: bool = True,
+    report: ReportParams | None = None,
     **fields: Any,
 ) -> VerifySession:
     name = f"{len(engine.sessions)}"
     prompt = tuple(range(num_prompt_tokens))
     speculation = SpeculationParams(method, 8, **fields)
-    spec = SessionSpec(name, prompt, sampling, speculation, vocab_size=1000, max_tokens=1000, shares_gpu=shares_gpu)
+    spec = SessionSpec(
+        name,
+        prompt,
+        sampling,
+        speculation,
+        vocab_size=1000,
+        max_tokens=1000,
+        shares_gpu=shares_gpu,
+        report=report or ReportParams(),
+    )
     cache, listener = pool_of(engine).new_cache(), SimpleNamespace(on_admitted=None)
     timings = EngineTimings(ForwardTimes({1: 10.0}))
-    session = VerifySession(spec, cast(Any, listener), cache, timings, RoundCounts(), tiers=None, now=OPENED_AT)
+    counts = RoundCounts()
+    session = VerifySession(
+        spec, cast(Any, listener), cache, timings, counts, tiers=None, now=OPENED_AT, has_drafter=has_drafter
+    )
     engine.sessions[name] = session
     engine.residency.add(session)
     for admitted in engine.residency.admit():

@@ -360,7 +360,7 @@ async def test_what_comes_in_for_one_session_ends_no_other(
     def fail(*_: Any) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("outrider.verifier.session.StreamNodes.add", fail)
+    monkeypatch.setattr("outrider.core.tree.StreamNodes.add", fail)
     first = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
     first.request.sampling.max_tokens = 1500
     call = stub.Collaborate()

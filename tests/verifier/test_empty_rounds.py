@@ -2,41 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from outrider.core.auto.strategies import PLAIN, Strategy
-from outrider.core.methods import METHODS
-from outrider.verifier.round import EmptyRoundReason, empty_round_reason
+from outrider.core.methods import AUTO, OFF, PEARL, RETRIEVAL
+from outrider.core.params import Source
+from outrider.core.speculation import Method
+from outrider.core.statistics import Absence, Peer
+from outrider.core.tree import Draft
+from outrider.verifier.engine import Engine
+from outrider.verifier.round import EmptyRoundReason
+from outrider.verifier.session import VerifySession
+from tests.support.stepped_engine import OPENED_AT, add_session
 
-PEARL, RETRIEVAL = Strategy(METHODS["pearl"]), Strategy(METHODS["retrieval"])
-WAITED_IN_VAIN = {
-    "has_drafter": True,
-    "is_attached": True,
-    "has_drafted": True,
-    "is_answered": False,
-    "was_awaited": True,
-}
+LATE = OPENED_AT + 10
+"""Nothing is waited for so long."""
+NO_TOKENS: list[int] = []
+
+
+def nothing(session: VerifySession) -> None: ...
+
+
+def read(session: VerifySession) -> None:
+    """Has a draft come that nothing follows from: the drafter has read the text."""
+    session.add_draft(Draft(3, 1, NO_TOKENS, NO_TOKENS, [], Source.DRAFT), OPENED_AT)
+
+
+def read_a_while_ago(session: VerifySession) -> None:
+    """Has a round pass since the drafter has read the text."""
+    read(session)
+    session.round = session.round.next(session.round.strategy, OPENED_AT, is_typical=True)
+
+
+def wait(session: VerifySession) -> None:
+    read_a_while_ago(session)
+    session.round.patience_ms = 20.0
+    assert not session.round.is_ready(OPENED_AT)
+
+
+def lose(session: VerifySession) -> None:
+    session.detach(Peer.SPECULATOR, Absence.LOST)
+
+
+def draft(session: VerifySession) -> None:
+    session.add_draft(Draft(3, 1, [0], [7], [], Source.DRAFT), OPENED_AT)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "changed", "reason"),
+    ("method", "event", "reason"),
     [
-        (PEARL, {}, EmptyRoundReason.DRAFT_TIMEOUT),
-        (PEARL, {"was_awaited": False}, EmptyRoundReason.NOT_AWAITED),
-        (PEARL, {"is_answered": True}, EmptyRoundReason.NO_DRAFT),
-        (PEARL, {"has_drafted": False}, EmptyRoundReason.DRAFT_PENDING),
-        (PEARL, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
-        (PEARL, {"is_attached": False, "has_drafter": False}, None),
-        (RETRIEVAL, {"has_drafter": False}, EmptyRoundReason.NO_MATCH),
-        (RETRIEVAL, {}, EmptyRoundReason.NO_MATCH),
+        (PEARL, wait, EmptyRoundReason.DRAFT_TIMEOUT),
+        (PEARL, read_a_while_ago, EmptyRoundReason.NOT_AWAITED),
+        (PEARL, read, EmptyRoundReason.NO_DRAFT),
+        (PEARL, nothing, EmptyRoundReason.DRAFT_PENDING),
+        (PEARL, lose, EmptyRoundReason.DRAFT_DOWN),
+        (RETRIEVAL, nothing, EmptyRoundReason.NO_MATCH),
         # What auto goes over to when its drafter is gone has the same reason.
-        (RETRIEVAL, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
-        (PLAIN, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
-        (PLAIN, {}, None),
-        (PLAIN, {"has_drafter": False}, None),
+        (AUTO, lose, EmptyRoundReason.DRAFT_DOWN),
+        (OFF, nothing, None),
     ],
 )
 def test_a_round_without_a_draft_has_a_reason(
-    strategy: Strategy, changed: dict[str, bool], reason: EmptyRoundReason | None
+    engine: Engine, method: Method, event: Callable[[VerifySession], None], reason: EmptyRoundReason | None
 ) -> None:
-    assert empty_round_reason(strategy, **(WAITED_IN_VAIN | changed)) is reason
+    session = add_session(engine, method, 3, 2)
+    event(session)
+    assert session.round.is_ready(LATE)
+    session.round.segment(0, 8)
+    assert session.round.why_empty is reason
+
+
+def test_without_a_drafter_nothing_is_missing(engine: Engine) -> None:
+    session = add_session(engine, PEARL, 3, 2, has_drafter=False)
+    session.round.segment(0, 8)
+    assert session.round.why_empty is None
+
+
+@pytest.mark.parametrize(("max_num_nodes", "reason"), [(0, EmptyRoundReason.LOAD), (1, None)])
+def test_a_draft_that_finds_no_row_is_crowded_out(
+    engine: Engine, max_num_nodes: int, reason: EmptyRoundReason | None
+) -> None:
+    session = add_session(engine, PEARL, 3, 2)
+    draft(session)
+    assert session.round.is_ready(LATE)
+    session.round.segment(0, max_num_nodes)
+    assert session.round.why_empty is reason

@@ -17,7 +17,6 @@ from outrider.core.reports import LogprobsMode, ReportParams
 from outrider.models.draws import RowDraws
 from outrider.models.packing import placeholder
 from outrider.verifier.engine import Engine
-from outrider.verifier.reports import SessionReports
 from outrider.verifier.session import VerifySession
 from tests.support.stepped_engine import GREEDY, SteppedDevice, add_session
 
@@ -36,7 +35,7 @@ def add_plain(engine: Engine, count: int = 1, length: int = 3) -> list[VerifySes
 
 
 def outputs(*sessions: VerifySession) -> list[int]:
-    return [session.session.num_output_tokens for session in sessions]
+    return [session.generation.num_output_tokens for session in sessions]
 
 
 def test_a_forward_is_told_before_it_runs_how_its_rows_are_drawn_from(engine: Engine, device: SteppedDevice) -> None:
@@ -76,9 +75,9 @@ def test_a_session_that_ends_by_its_length_or_is_paused_has_no_next_row(
     engine: Engine, overlapping: SteppedDevice
 ) -> None:
     ending, paused, going = add_plain(engine, 3)
-    ending.session.spec = replace(ending.session.spec, max_tokens=1)
+    ending.generation.spec = replace(ending.spec, max_tokens=1)
     run(engine, 1)
-    paused.is_paused = True
+    paused.pause()
     run(engine, 1)
     assert overlapping.rows[1] == [(placeholder(2), 3, 1)]
     assert list(engine.sessions.values()) == [paused, going]
@@ -87,7 +86,7 @@ def test_a_session_that_ends_by_its_length_or_is_paused_has_no_next_row(
 
 def test_the_row_of_a_text_that_a_stop_has_ended_is_wasted(engine: Engine, overlapping: SteppedDevice) -> None:
     ending, going = add_plain(engine, 2)
-    ending.session.spec = replace(ending.session.spec, stop_token_ids=frozenset({7}))
+    ending.generation.spec = replace(ending.spec, stop_token_ids=frozenset({7}))
     run(engine, 2)
     assert len(overlapping.rows[1]) == 2
     assert list(engine.sessions.values()) == [going]
@@ -133,7 +132,7 @@ def test_a_session_that_is_closed_while_its_rows_are_in_flight_breaks_no_step(
 ) -> None:
     closed, other = add_plain(engine, 2)
     run(engine, 1)
-    engine.close(closed.session.spec.session_id)
+    engine.close(closed.spec.session_id)
     run(engine, 3)
     assert list(engine.sessions.values()) == [other]
     assert outputs(other) == [3]
@@ -142,7 +141,7 @@ def test_a_session_that_is_closed_while_its_rows_are_in_flight_breaks_no_step(
 def test_a_flight_that_nobody_waits_for_is_not_waited_for(engine: Engine, overlapping: SteppedDevice) -> None:
     (session,) = add_plain(engine)
     run(engine, 1)
-    engine.close(session.session.spec.session_id)
+    engine.close(session.spec.session_id)
     engine.take_posted(0.0)
     run(engine, 1)
     assert engine.turn(time.perf_counter()) is None
@@ -162,16 +161,12 @@ def penalised(engine: Engine) -> None:
 
 
 def reading_processed_logprobs(engine: Engine) -> None:
-    session = add_session(engine, OFF, 3, 2)
-    report = ReportParams(logprobs=1, logprobs_mode=LogprobsMode.PROCESSED_LOGPROBS)
-    session.session.spec = replace(session.session.spec, report=report)
+    add_session(engine, OFF, 3, 2, report=ReportParams(logprobs=1, logprobs_mode=LogprobsMode.PROCESSED_LOGPROBS))
 
 
 def reporting_its_prompt(engine: Engine) -> None:
     # Its next row would be taken for the prompt's again.
-    session = add_session(engine, OFF, 3, 0)
-    report = ReportParams(prompt_logprobs=1)
-    session.reports = SessionReports(replace(session.session.spec, report=report), stop_text=None)
+    add_session(engine, OFF, 3, 0, report=ReportParams(prompt_logprobs=1))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +234,7 @@ def test_each_session_learns_from_its_own_rows_and_only_those_that_want_it(
         device.logits[row, 100 + row] = 5.0
     # The draw is 7, the last token of the prompts: so what is known to follow that token is drafted next.
     run(engine, 2)
-    assert [list(each.session.tree.root.children) for each in (one, other, third)] == [[100], [], [102]]
+    assert [list(each.generation.tree.root.children) for each in (one, other, third)] == [[100], [], [102]]
 
 
 def test_a_listener_hears_of_its_verdicts_before_its_failure(
@@ -254,8 +249,8 @@ def test_a_listener_hears_of_its_verdicts_before_its_failure(
     loop = SimpleNamespace(call_soon_threadsafe=lambda call, *arguments: call(*arguments))
     monkeypatch.setattr(engine, "_loop", loop)
     session = add_session(engine, OFF, 3, 2, PENALISED)
-    engine.close(session.session.spec.session_id)
-    engine.open(replace(session.session.spec, session_id="opened"), cast(Any, Listener()))
+    engine.close(session.spec.session_id)
+    engine.open(replace(session.spec, session_id="opened"), cast(Any, Listener()))
     engine.take_posted(0.0)
     run(engine, 2)
     with engine.isolated("opened"):

@@ -38,8 +38,8 @@ def session_of(
 
 
 def sources_after_a_miss(session: VerifySession) -> list[Source]:
-    assert session.is_ready(1.0), "nobody waits so long"
-    return [node.source for node in session.nodes]
+    assert session.round.is_ready(1.0), "nobody waits so long"
+    return [node.source for node in session.round.nodes]
 
 
 @pytest.mark.parametrize("rows", Rows)
@@ -55,8 +55,8 @@ def test_random_verifies_a_whole_chain_of_random_tokens_the_same_each_time() -> 
     session, other = session_of(Fallback.RANDOM, retrieval=False), session_of(Fallback.RANDOM, retrieval=False)
     assert sources_after_a_miss(session) == [Source.RANDOM] * GAMMA
     assert sources_after_a_miss(other) == [Source.RANDOM] * GAMMA
-    tokens = [node.token_id for node in session.nodes]
-    assert tokens == [node.token_id for node in other.nodes]
+    tokens = [node.token_id for node in session.round.nodes]
+    assert tokens == [node.token_id for node in other.round.nodes]
     assert len(set(tokens)) == GAMMA
 
 
@@ -64,8 +64,8 @@ def test_random_verifies_a_whole_chain_of_random_tokens_the_same_each_time() -> 
 def test_a_draft_needs_no_fallback(fallback: Fallback) -> None:
     session = session_of(fallback)
     session.add_draft(Draft(len(PROMPT), 1, [0, 1], [50, 51], [-0.1, -0.1], Source.DRAFT), 0.001)
-    assert session.is_ready(0.001)
-    assert [node.token_id for node in session.nodes[:2]] == [50, 51]
+    assert session.round.is_ready(0.001)
+    assert [node.token_id for node in session.round.nodes[:2]] == [50, 51]
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_a_draft_is_waited_for_as_the_fallback_and_the_batch_say(
     fallback: Fallback, num_sessions: int, waits: bool
 ) -> None:
     session = session_of(fallback, num_sessions=num_sessions, retrieval=False)
-    assert (session.deadline > 0.0) == waits
+    assert (session.round.deadline > 0.0) == waits

@@ -388,15 +388,15 @@ class Target:
     """Stands for the target's engine, with one session: its text, which grows when the test says so."""
 
     def __init__(self, text: list[int]) -> None:
-        self.session = SimpleNamespace(session=SimpleNamespace(committed=text), take_commits=None)
+        self.session = SimpleNamespace(generation=SimpleNamespace(committed=text), take_commits=None)
 
     def post(self, session_id: str, action: Callable[[Any], object]) -> None:
         assert session_id == SPEC.session_id
         action(self.session)
 
     def commit(self, *token_ids: int) -> None:
-        self.session.session.committed.extend(token_ids)
-        self.session.take_commits(self.session.session.committed)
+        self.session.generation.committed.extend(token_ids)
+        self.session.take_commits(self.session.generation.committed)
 
 
 def speculator(target: Target, *drafters: Recorded) -> InProcessSpeculator:

@@ -16,6 +16,7 @@ from outrider.core.statistics import Absence, DraftTime, Peer
 from outrider.core.tree import Draft
 from outrider.v1 import verifier_pb2
 from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.round import Forward
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 from outrider.wire.reports import round_to_proto
@@ -56,8 +57,8 @@ class Rounds:
 
     def end(self, at: float) -> Verdict:
         """Ends a round, which commits one token."""
-        self.session.nodes = []
-        return self.session.apply([7], 10.0, (at - 10.0) / 1e3, at / 1e3)
+        self.session.round.nodes = []
+        return self.session.settle([7], Forward((at - 10.0) / 1e3, at / 1e3, 10.0))
 
     def end_with_report(self, at: float) -> DraftTime:
         report = self.end(at).report

@@ -29,12 +29,12 @@ def test_each_piece_of_a_prompt_is_held_back_for_a_quarter_of_a_forward_and_no_l
     prefilling = add_session(engine, OFF, 300, 0)
     waiting = add_session(engine, SPECULATIVE, 3, 2)
     for ready_at in (OPENED_AT, OPENED_AT + 0.05, OPENED_AT + 0.1):
-        assert waiting.deadline > ready_at + HOLD_S
+        assert waiting.round.deadline > ready_at + HOLD_S
         assert planned(engine, ready_at) == ([], pytest.approx(HOLD_S))
         assert planned(engine, ready_at + HOLD_S / 2) == ([], pytest.approx(HOLD_S / 2))
         assert planned(engine, ready_at + 1.01 * HOLD_S) == ([prefilling], None)
         # As a forward of fifty rows leaves it.
-        segment = prefilling.segment(50, 0)
+        segment = prefilling.round.segment(50, 0)
         prefilling.cache.reserve(prefilling.cache.length + len(segment.token_ids))
         prefilling.cache.append(range(prefilling.cache.length, prefilling.cache.length + len(segment.token_ids)))
 
@@ -42,14 +42,14 @@ def test_each_piece_of_a_prompt_is_held_back_for_a_quarter_of_a_forward_and_no_l
 def test_a_piece_of_a_prompt_is_not_held_back_beyond_the_deadline_of_those_that_wait(engine: Engine) -> None:
     waiting = add_session(engine, SPECULATIVE, 3, 2)
     prefilling = add_session(engine, OFF, 300, 0)
-    assert planned(engine, waiting.deadline - HOLD_S / 2) == ([], pytest.approx(HOLD_S / 2))
-    assert planned(engine, waiting.deadline) == ([waiting, prefilling], None)
+    assert planned(engine, waiting.round.deadline - HOLD_S / 2) == ([], pytest.approx(HOLD_S / 2))
+    assert planned(engine, waiting.round.deadline) == ([waiting, prefilling], None)
 
 
 def draft_to(session: VerifySession, num_tokens: int) -> None:
     """A chain of tokens that the draft model is sure of, after all that is committed."""
     tokens = list(range(100, 100 + num_tokens))
-    draft = Draft(len(session.session.committed), 1, [0] + [1] * (num_tokens - 1), tokens, [], Source.DRAFT)
+    draft = Draft(len(session.generation.committed), 1, [0] + [1] * (num_tokens - 1), tokens, [], Source.DRAFT)
     session.add_draft(draft, OPENED_AT)
 
 
@@ -63,11 +63,11 @@ def add_drafted(
     return session
 
 
-def test_who_shares_a_gpu_with_the_draft_model_is_verified_when_all_drafts_are_there(engine: Engine) -> None:
+def test_sessions_that_share_a_gpu_with_the_draft_model_are_verified_when_all_drafts_are_there(engine: Engine) -> None:
     first, second = add_drafted(engine), add_drafted(engine)
     draft_to(first, 8)
     late = OPENED_AT + 10 * HOLD_S
-    assert planned(engine, late) == ([], pytest.approx(second.deadline - late))
+    assert planned(engine, late) == ([], pytest.approx(second.round.deadline - late))
     draft_to(second, 8)
     assert planned(engine, late) == ([first, second], None)
 
@@ -75,7 +75,7 @@ def test_who_shares_a_gpu_with_the_draft_model_is_verified_when_all_drafts_are_t
 def test_a_draft_that_does_not_come_holds_the_others_until_its_deadline(engine: Engine) -> None:
     first, second = add_drafted(engine), add_drafted(engine)
     draft_to(first, 8)
-    assert planned(engine, second.deadline) == ([first, second], None)
+    assert planned(engine, second.round.deadline) == ([first, second], None)
 
 
 def test_nobody_waits_for_a_drafter_that_is_lost(engine: Engine) -> None:
@@ -116,12 +116,12 @@ def a_draft_model_that_reads(engine: Engine) -> list[VerifySession]:
         a_draft_model_that_reads,
     ],
 )
-def test_none_is_held_back_for_drafts_but_among_those_that_take_turns_with_the_draft_model(
+def test_sessions_are_held_back_for_drafts_only_where_all_take_turns(
     engine: Engine, sharing: Callable[[Engine], list[VerifySession]]
 ) -> None:
     drafted, waiting, *others = sharing(engine)
-    for session in (drafted, *(each for each in others if each.is_drafting and not each.is_prefilling)):
+    for session in (drafted, *(each for each in others if each.drafter.is_drafting and not each.round.is_prefilling)):
         draft_to(session, 8)
     assert planned(engine, OPENED_AT) == ([], pytest.approx(HOLD_S))
     assert planned(engine, OPENED_AT + 1.01 * HOLD_S) == ([drafted, *others], None)
-    assert not waiting.nodes
+    assert not waiting.round.nodes

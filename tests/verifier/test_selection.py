@@ -16,7 +16,7 @@ from outrider.core.session import Session, SessionSpec
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import Draft
 from outrider.verifier.metrics import RoundCounts
-from outrider.verifier.round import select_nodes
+from outrider.verifier.selection import select_nodes
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import QUIET_STEPS, Activity, EngineTimings
 from tests.support.trees import add_path
@@ -78,20 +78,22 @@ def verify_session(spec: SessionSpec) -> VerifySession:
 
 def test_where_draft_and_target_take_turns_the_target_waits_for_the_draft_whatever_is_known() -> None:
     session = verify_session(spec_of(DOUBLE, REPEATED, own=(DoubleParams(serial=True),)))
-    assert not session.is_ready(0.001)
-    assert [node.source for node in session.nodes] == [Source.DYNAMIC] * len(session.nodes)
-    assert session.nodes
+    assert not session.round.is_ready(0.001)
+    assert [node.source for node in session.round.nodes] == [Source.DYNAMIC] * len(session.round.nodes)
+    assert session.round.nodes
     session.add_draft(Draft(len(REPEATED), 1, [0], [5], [-0.1], Source.DRAFT), 0.002)
-    assert session.is_ready(0.002)
-    assert [node.source for node in session.nodes[:2]] == [Source.DRAFT, Source.DYNAMIC], "and what is known behind it"
+    assert session.round.is_ready(0.002)
+    assert [node.source for node in session.round.nodes[:2]] == [Source.DRAFT, Source.DYNAMIC], (
+        "and what is known behind it"
+    )
 
 
 def test_a_drafter_that_does_not_come_is_not_waited_for_for_ever() -> None:
     session = verify_session(spec_of(DOUBLE, REPEATED, own=(DoubleParams(serial=True),)))
-    assert session.is_ready(1.0)
+    assert session.round.is_ready(1.0)
 
 
 def test_without_taking_turns_a_good_retrieved_chain_is_verified_at_once() -> None:
     session = verify_session(spec_of(RETRIEVAL, REPEATED))
-    assert session.is_ready(0.0)
-    assert session.nodes
+    assert session.round.is_ready(0.0)
+    assert session.round.nodes

@@ -17,6 +17,7 @@ from outrider.core.session import SessionSpec
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, Node, SparseRow
 from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.round import Forward
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 
@@ -26,6 +27,7 @@ TEXT = [*PROMPT, *range(10, 30)]
 """What the prior knows."""
 FREE_ROWS = ForwardTimes({1: 10.0})
 DEAR_ROWS = ForwardTimes({1: 10.0, 32: 320.0})
+FORWARD = Forward(started=0.0, ended=0.2, duration_ms=10.0)
 
 
 class Cache:
@@ -59,8 +61,8 @@ def draft(*token_ids: int, logprobs: list[float] | None = None, q: SparseRow | N
 
 
 def nodes_of(session: VerifySession) -> list[Node]:
-    session.is_ready(1.0)
-    return session.nodes
+    session.round.is_ready(1.0)
+    return session.round.nodes
 
 
 def tokens_of(session: VerifySession) -> list[int]:
@@ -74,7 +76,7 @@ def test_as_many_tokens_as_the_parameter_says_stand_behind_the_prefix_or_the_who
     session = session_of(own=(double,))
     session.add_draft(draft(10, 11, 12, 13), 0.1)
     assert tokens_of(session) == TEXT[3 : 3 + GAMMA + max_phrase_len]
-    assert [node.source for node in session.nodes] == [Source.DRAFT] * GAMMA + [Source.PRIOR] * max_phrase_len
+    assert [node.source for node in session.round.nodes] == [Source.DRAFT] * GAMMA + [Source.PRIOR] * max_phrase_len
 
 
 def test_the_tail_stands_where_the_chain_was_cut_beside_what_was_too_improbable() -> None:
@@ -105,14 +107,14 @@ def test_tokens_that_were_kept_behind_a_draft_are_counted() -> None:
     session = session_of(own=(DoubleParams(max_phrase_len=3),))
     session.add_draft(draft(10, 11, 12, 13), 0.1)
     draws = [*TEXT[3 : 3 + len(nodes_of(session))], 77]
-    verdict = session.apply(draws, 10.0, 0.0, 0.2)
+    verdict = session.settle(draws, FORWARD)
     assert verdict.sources == (*[Source.DRAFT] * GAMMA, *[Source.PRIOR] * 3, Source.TARGET)
-    assert session.session.statistics.num_tail_tokens == 3
+    assert session.generation.statistics.num_tail_tokens == 3
     # In place of a draft they are no tail.
     alone = session_of(own=(DoubleParams(max_phrase_len=3),))
-    alone.apply([*TEXT[3 : 3 + len(nodes_of(alone))], 77], 10.0, 0.0, 0.2)
-    assert alone.session.statistics.accepted_by_source == {Source.PRIOR: 3}
-    assert alone.session.statistics.num_tail_tokens == 0
+    alone.settle([*TEXT[3 : 3 + len(nodes_of(alone))], 77], FORWARD)
+    assert alone.generation.statistics.accepted_by_source == {Source.PRIOR: 3}
+    assert alone.generation.statistics.num_tail_tokens == 0
 
 
 def test_without_retrieval_on_the_targets_side_there_is_no_tail() -> None:
@@ -136,4 +138,4 @@ def test_under_the_ratio_rule_a_sample_is_not_judged_because_the_tail_agrees_wit
     session = session_of(temperature=1.0, acceptance_rule=AcceptanceRule.RATIO, shared_noise=False)
     session.add_draft(draft(10, 11, 12, 13, q=row), 0.1)
     assert tokens_of(session)[:5] == [10, 11, 12, 13, 14], "nothing was drawn there"
-    assert session.nodes[4].q is None
+    assert session.round.nodes[4].q is None

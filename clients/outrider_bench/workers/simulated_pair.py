@@ -44,6 +44,7 @@ from outrider.models.sampling import Sampler, most_probable
 from outrider.speculator.session import DraftSession, DraftSessionSpec
 from outrider.verifier.flight import round_of, wanted_temperatures
 from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.round import Forward
 from outrider.verifier.scheduler import ready_sessions
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import Activity, EngineTimings
@@ -299,7 +300,7 @@ class Simulation:
         while waiting or self._jobs:
             while waiting and len(self._jobs) < num_at_once:
                 session_id = self._begin(*waiting.popleft(), params)
-                statistics[session_id] = self._jobs[session_id].session.statistics
+                statistics[session_id] = self._jobs[session_id].generation.statistics
             self._step(self._wait())
         return self._now - started, list(statistics.values())
 
@@ -351,7 +352,7 @@ class Simulation:
 
     def _ask(self, session_id: str, behind: Sequence[int], now: float) -> None:
         """Asks the ring what follows the committed tokens and those behind them."""
-        session = self._jobs[session_id].session
+        session = self._jobs[session_id].generation
         plan = target_plan(session.spec.speculation)
         if self._ring is None or plan is None:
             return
@@ -364,14 +365,15 @@ class Simulation:
     def _step(self, work: Sequence[VerifySession]) -> None:
         """One forward of the target for these sessions."""
         max_num_nodes = max(0, MAX_ROWS // len(work) - 1)
-        segments = [job.segment(4096, max_num_nodes) for job in work]
+        segments = [job.round.segment(4096, max_num_nodes) for job in work]
         started = self._now
         end = started + self._times.of(sum(len(segment.token_ids) for segment in segments))
+        forward = Forward(started / 1e3, end / 1e3, end - started)
         self._run_until(end)
         for job, segment in zip(work, segments, strict=True):
             draws, next_tokens = self._draws_of(job, segment)
-            verdict = job.apply(draws, end - started, started / 1e3, end / 1e3, next_tokens)
-            session_id = job.session.spec.session_id
+            verdict = job.settle(draws, forward, next_tokens)
+            session_id = job.spec.session_id
             if self._on_verdict is not None:
                 self._on_verdict(session_id, verdict)
             if verdict.finish_reason is not None:
@@ -384,7 +386,7 @@ class Simulation:
                 self._commits.send(end, (session_id, requests.steering))
             if requests.question is not None:
                 self._ask(session_id, requests.question, end)
-        jobs = (*work, *(job for job in self._jobs.values() if job not in work and not job.is_prefilling))
+        jobs = (*work, *(job for job in self._jobs.values() if job not in work and not job.round.is_prefilling))
         shares = [job.choice.take_share() for job in jobs if job.choice.is_auto]
         is_decoding = all(len(segment.token_ids) == segment.num_logits for segment in segments)
         self._timings.end_step(shares, end / 1e3, is_typical=is_decoding)
@@ -398,8 +400,8 @@ class Simulation:
     def _end(self, session_id: str) -> None:
         job = self._jobs.pop(session_id)
         job.cache.clear()
-        if self._ring is not None and job.session.spec.speculation.contribute:
-            self._ring.append(job.session.committed)
+        if self._ring is not None and job.spec.speculation.contribute:
+            self._ring.append(job.generation.committed)
         del self._texts[session_id]
         self._last_node_ids.pop(session_id, None)
         drafting = self._speculator.sessions.pop(session_id, None)
@@ -408,7 +410,7 @@ class Simulation:
 
     def _draws_of(self, job: VerifySession, segment: Segment) -> tuple[list[int], list[list[Follower]]]:
         """Returns the target's draw for each row with logits, and the most probable tokens where they are wanted."""
-        generation, cache = job.session, job.cache
+        generation, cache = job.generation, job.cache
         if _runs_target(generation.spec):
             assert self._target is not None
             logits = self._target.runner.forward([segment])
@@ -417,7 +419,7 @@ class Simulation:
         cache.reserve(cache.length + len(segment.token_ids))
         cache.append(segment.position_ids or range(cache.length, cache.length + len(segment.token_ids)))
         text = self._texts[generation.spec.session_id][generation.num_output_tokens :]
-        return _draws(generation.tree.root, job.nodes, text), []
+        return _draws(generation.tree.root, job.round.nodes, text), []
 
     def _target_cache(self, spec: SessionSpec) -> KVCache:
         """Returns a cache that has the prompt but for its last token: without content where no target runs."""

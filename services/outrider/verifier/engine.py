@@ -31,8 +31,9 @@ from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.flight import Batch, Flight, begin_logprobs, begin_next_tokens, tell_of_prompts
 from outrider.verifier.listener import GenerationListener, NoRoom, PeerRequests, Reading
 from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.round import Forward
 from outrider.verifier.scheduler import Scheduler
-from outrider.verifier.session import VerifySession
+from outrider.verifier.session import Phase, VerifySession
 from outrider.verifier.timings import Activity, EngineTimings
 
 log = structlog.get_logger(__name__)
@@ -174,7 +175,7 @@ class Engine(EngineThread[VerifySession]):
     def _admit(self, now: float) -> float | None:
         """Lets sessions in that there is room for; returns how long the first of the others may still wait."""
         for session in self.residency.admit():
-            with self.isolated(session.session.spec.session_id):
+            with self.isolated(session.spec.session_id):
                 session.enter(now)
                 self._tell(session.listener.on_admitted, session.cache.length)
         until_refused = self._refuse_those_that_waited_too_long(now)
@@ -187,12 +188,12 @@ class Engine(EngineThread[VerifySession]):
         """Ends new sessions for which there was no room in time; returns after how long that is to be asked again."""
         left_s = None
         for session in self.residency.waiting:
-            if session.has_begun:
+            if session.phase is not Phase.WAITING:
                 continue  # its text is under way: it goes on, however late
             session_left_s = session.opened_at + self._queue_timeout_s - now
             if session_left_s <= 0:
                 self._tell(session.listener.on_no_room)
-                self.remove(session.session.spec.session_id)
+                self.remove(session.spec.session_id)
             else:
                 left_s = session_left_s if left_s is None else min(left_s, session_left_s)
         return left_s
@@ -210,8 +211,8 @@ class Engine(EngineThread[VerifySession]):
             news: NoRoom | Reading
             if not self.residency.has(session):
                 news = NoRoom(self.num_waiting)
-            elif session.is_prefilling:
-                news = Reading(session.cache.length, len(session.session.committed))
+            elif session.round.is_prefilling:
+                news = Reading(session.cache.length, len(session.generation.committed))
             else:
                 return
             self._tell(session.listener.on_news, news)
@@ -277,7 +278,7 @@ class Engine(EngineThread[VerifySession]):
         # Where the next batch is to be launched first, verdicts are delivered after that.
         is_urgent = not self.overlaps or launched is not None
         for session, verdict in list(self._verdicts_of(flight, draws, forward_ms, now, going_on)):
-            with self.isolated(session.session.spec.session_id):
+            with self.isolated(session.spec.session_id):
                 is_urgent = self._take_verdict(session, verdict) or is_urgent
         self._end_step(drawing, now, is_typical=flight.is_decoding)
         if is_urgent:
@@ -302,7 +303,7 @@ class Engine(EngineThread[VerifySession]):
             going_on: Sessions whose next row is in the cache already.
         """
         batch, next_tokens, first_row = flight.batch, flight.next_tokens(), 0
-        num_rows = batch.num_rows
+        forward = Forward(batch.started, now, forward_ms, batch.num_rows)
         logprobs = flight.logprobs() or [None] * len(batch.drawing)
         for session, round_, token_ids, known in zip(batch.drawing, batch.rounds, draws, logprobs, strict=True):
             rows = slice(first_row, first_row + len(round_.output_indices))
@@ -311,16 +312,14 @@ class Engine(EngineThread[VerifySession]):
                 continue  # drawn for already; or closed a moment ago, by what was posted: its cache is empty
             if round_.structured is not None and round_.structured.error:
                 self._tell(session.listener.on_broken, round_.structured.error)
-                self.remove(session.session.spec.session_id)
+                self.remove(session.spec.session_id)
                 continue
             verdict = None
-            with self.isolated(session.session.spec.session_id):
+            with self.isolated(session.spec.session_id):
                 if round_.structured is not None and round_.structured.failure is not None:
                     raise round_.structured.failure
-                verdict = session.apply(
-                    token_ids, forward_ms, batch.started, now, next_tokens[rows], num_rows, is_ahead=session in going_on
-                )
-                if session.session.spec.report.logprobs is not None:
+                verdict = session.settle(token_ids, forward, next_tokens[rows], is_ahead=session in going_on)
+                if session.spec.report.logprobs is not None:
                     of_rows = flight.logits[rows]
                     verdict = verdict._replace(logprobs=_logprobs(session, of_rows, round_, verdict, known))
             if verdict is not None and self.residency.has(session):
@@ -329,13 +328,13 @@ class Engine(EngineThread[VerifySession]):
     def _take_verdict(self, session: VerifySession, verdict: Verdict) -> bool:
         """Takes a verdict to tell the loop of; returns True if that is urgent."""
         requests = session.peer_requests()
-        self._verdicts.append((session.listener, verdict, session.session.statistics, requests))
+        self._verdicts.append((session.listener, verdict, session.generation.statistics, requests))
         if verdict.finish_reason is not None:
-            self.remove(session.session.spec.session_id)
+            self.remove(session.spec.session_id)
         elif session.take_commits is not None:
-            session.take_commits(session.session.committed)
+            session.take_commits(session.generation.committed)
         # Peers elsewhere go on from a verdict: they are told at once.
-        return (session.is_drafting and session.take_commits is None) or requests.question is not None
+        return (session.drafter.is_drafting and session.take_commits is None) or requests.question is not None
 
     def _tell(self, call: Callable[..., object], *args: object) -> None:
         """Has the event loop call a listener, which hears of its verdicts first."""
@@ -355,7 +354,7 @@ class Engine(EngineThread[VerifySession]):
         others = [each for each in self.residency.residents if each.choice.is_auto and each not in stepped]
         sessions = [session for session in drawing if session.choice.is_auto]
         # Those whose reader is too slow for them have nothing to wait for here.
-        sessions += [each for each in others if not (each.is_paused or each.is_prefilling)]
+        sessions += [each for each in others if not (each.phase is Phase.PAUSED or each.round.is_prefilling)]
         shares = [session.choice.take_share() for session in sessions]
         self.timings.end_step(shares, now, is_typical=is_typical)
 
@@ -388,7 +387,7 @@ def _logprobs(
     """Returns the log-probabilities of what a round commits; those of its only draw may be known."""
     if known is not None:
         return (known,)[: len(verdict.token_ids)]
-    return round_logprobs(logits, round_, verdict, session.session.spec.report)
+    return round_logprobs(logits, round_, verdict, session.spec.report)
 
 
 def _tell_verdicts(verdicts: Iterable[_Delivery]) -> None:

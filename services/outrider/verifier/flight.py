@@ -53,7 +53,7 @@ class Batch(NamedTuple):
         """False for a forward with a piece of a prompt in it, the last one too: its time tells nothing of those that
         only decode."""
         # Rows without logits are those of prompts.
-        is_reading = any(session.num_prompt_rows for session in self.work)
+        is_reading = any(session.round.num_prompt_rows for session in self.work)
         return not is_reading and all(len(segment.token_ids) == segment.num_logits for segment in self.segments)
 
 
@@ -90,21 +90,21 @@ class Flight:
 
 def round_of(session: VerifySession) -> Round:
     """Describes the rows of a session for the sampler: the noise of each is keyed by its output index."""
-    generation = session.session
+    generation, nodes = session.generation, session.round.nodes
     first = generation.num_output_tokens
     # Minus the length of the prompt: what follows position p has the output index p + 1 + offset.
     offset = first - len(generation.committed)
-    indices = [first, *[node.position + 1 + offset for node in session.nodes]]
-    chain = session.nodes if generation.decides_by_ratio else None
+    indices = [first, *[node.position + 1 + offset for node in nodes]]
+    chain = nodes if generation.decides_by_ratio else None
     sampling, structured = generation.spec.sampling, generation.structured
-    return Round(sampling, indices, chain, session.adjustments(), session.nodes, structured)
+    return Round(sampling, indices, chain, session.adjustments(), nodes, structured)
 
 
 def wanted_temperatures(session: VerifySession) -> list[float | None]:
     """Returns for each row of a session the temperature at which its most probable tokens are wanted; None where they
     are not."""
-    temperature = session.session.spec.sampling.temperature
-    return [temperature if session.wants_next_tokens else None] * (1 + len(session.nodes))
+    temperature = session.spec.sampling.temperature
+    return [temperature if session.wants_next_tokens else None] * (1 + len(session.round.nodes))
 
 
 def begin_next_tokens(logits: Logits, drawing: Sequence[VerifySession]) -> Callable[[], Sequence[list[Follower]]]:
@@ -123,7 +123,7 @@ def begin_logprobs(
     Returns:
         What waits for them: for each round its token's (`begin_drawn_logprobs`), or nothing for all.
     """
-    reports = [session.session.spec.report for session in drawing]
+    reports = [session.spec.report for session in drawing]
     if drawn is None or all(report.logprobs is None for report in reports):
         return tuple
     # Of drafted rows few are accepted, and no batch is launched before their verdicts.
@@ -136,13 +136,14 @@ def tell_of_prompts(logits: Logits, batch: Batch, isolated: Isolated) -> Logits:
     """Tells sessions what the forward finds out about their prompts, where they ask for it; returns the logits of all
     other rows."""
     work, segments = batch.work, batch.segments
-    if not any(session.num_prompt_rows for session in work):
+    if not any(session.round.num_prompt_rows for session in work):
         return logits
-    counts = [(segment.num_logits, session.num_prompt_rows) for session, segment in zip(work, segments, strict=True)]
+    num_prompt_rows = [session.round.num_prompt_rows for session in work]
+    counts = [(segment.num_logits, count) for segment, count in zip(segments, num_prompt_rows, strict=True)]
     others, of_prompts = without_prompts(logits, counts)
     for session, segment, rows in zip(work, segments, of_prompts, strict=True):
-        if session.num_prompt_rows:
+        if session.round.num_prompt_rows:
             # The rows are in the cache by now.
-            with isolated(session.session.spec.session_id):
+            with isolated(session.spec.session_id):
                 session.reports.add_prompt(rows, segment.cache.length - len(segment.token_ids))
     return others

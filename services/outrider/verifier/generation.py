@@ -320,11 +320,8 @@ class Generation:
         self._post(lambda session: session.lose_datastore(absence))
 
     def _set_paused(self, is_paused: bool) -> None:
-        def set_paused(session: VerifySession) -> None:
-            session.is_paused = is_paused
-
         self._is_paused = is_paused
-        self._post(set_paused)
+        self._post(VerifySession.pause if is_paused else VerifySession.resume)
 
     def _post(self, action: Callable[[VerifySession], object]) -> None:
         self._engine.post(self.spec.session_id, action)

@@ -263,7 +263,7 @@ class InProcessSession:
             opening.is_paused = self._steering.is_pause
             self._speculator.drafter.steer(opening.session_id, steering)
             if was_paused:  # tells of what the pause has held back
-                self._post(lambda session: opening.commit(session.session.committed))
+                self._post(lambda session: opening.commit(session.generation.committed))
 
     def close(self) -> None:
         """Ends the session on the engine. Idempotent."""
@@ -324,7 +324,7 @@ class InProcessSession:
 
         def follow(session: VerifySession) -> None:
             session.take_commits = opening.commit
-            opening.commit(session.session.committed)  # what was committed since it was opened
+            opening.commit(session.generation.committed)  # what was committed since it was opened
 
         self._post(follow)
 

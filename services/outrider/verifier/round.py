@@ -1,195 +1,27 @@
-"""The nodes that a round verifies, whether it should wait for better ones, and why it may have none."""
+"""One round of a generation: when it begins, what it verifies, and how it ends."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from enum import Enum
-from itertools import takewhile
+from typing import NamedTuple
 
 from outrider.core.auto.strategies import Strategy
-from outrider.core.costs import num_worth, path_probabilities
-from outrider.core.params import Rows, Source
-from outrider.core.session import Session
-from outrider.core.speculation import Fallback
-from outrider.core.structure import StructureBroken, StructuredText
-from outrider.core.tree import Node
+from outrider.core.params import Source
+from outrider.core.retrieval.ngrams import Follower
+from outrider.core.session import Session, Verdict
+from outrider.core.statistics import RoundTime
+from outrider.core.tree import Node, TokenId
+from outrider.models.prefill import MIN_PREFILL_ROWS
+from outrider.models.runner import KVCache, Segment
+from outrider.verifier.drafter_link import DrafterLink, Link
+from outrider.verifier.reports import SessionReports
 from outrider.verifier.retrieval import SessionRetrieval
-from outrider.verifier.timings import Activity, EngineTimings
+from outrider.verifier.selection import is_worth_verifying, next_chain, next_nodes
+from outrider.verifier.timings import EngineTimings
 
-MIN_OPEN_PROBABILITY = 0.25
-"""A path that the mirror breaks off may be waited for from this probability on."""
-FORCED_LOGPROB = -0.05
-"""Log-probability of a token of which the grammar allows the text, but perhaps also another spelling."""
-FIRST_LATENCY_SHARE = 0.2
-"""Latency of a drafter that has not answered yet, as a share of a plain round."""
-
-
-def next_nodes(
-    session: Session, retrieval: SessionRetrieval | None, strategy: Strategy, timings: EngineTimings
-) -> list[Node]:
-    """Chooses the nodes of the next round; none that the structure of the output forbids.
-
-    Args:
-        session: The generation.
-        retrieval: What is retrieved for it. None means nothing.
-        strategy: That of the round.
-        timings: What rounds cost.
-    """
-    structured = session.structured
-    if structured is None or session.spec.speculation.method.is_off:
-        return _chosen_nodes(session, retrieval, strategy, timings)
-    try:
-        _add_forced(session, structured)
-        nodes = _chosen_nodes(session, retrieval, strategy, timings)
-        # Under the ratio rule a sample is judged whatever it is: the target refuses it.
-        while nodes and not session.decides_by_ratio and structured.prune(nodes):
-            nodes = _chosen_nodes(session, retrieval, strategy, timings)
-    except StructureBroken as error:
-        structured.error = str(error)  # the round that begins now ends with it
-        return []
-    return nodes
-
-
-def _add_forced(session: Session, structured: StructuredText) -> None:
-    """Adds what the structure forces next, as it is usually spelled."""
-    node: Node | None = session.tree.root
-    for token_id in structured.forced()[: max(0, session.max_chain_len)]:
-        if node is not None:
-            node = session.tree.add(node, token_id, FORCED_LOGPROB, Source.GRAMMAR)
-
-
-def _chosen_nodes(
-    session: Session, retrieval: SessionRetrieval | None, strategy: Strategy, timings: EngineTimings
-) -> list[Node]:
-    fallback = _fallback(session, strategy)
-    if strategy.is_plain or fallback is Fallback.PLAIN:
-        if session.structured is None:
-            return []
-        return list(takewhile(lambda node: node.source is Source.GRAMMAR, session.next_chain()))
-    if fallback is Fallback.RANDOM:
-        session.add_random_chain()
-    # A sub-tree needs no chain, but making one puts what is retrieved into the tree.
-    is_needed = strategy.rows is Rows.CHAIN or retrieval is not None
-    return select_nodes(session, next_chain(session, retrieval, strategy) if is_needed else [], strategy.rows, timings)
-
-
-def _fallback(session: Session, strategy: Strategy) -> Fallback | None:
-    """Returns what stands in for a draft after a miss; None where there is one, or the method has nothing."""
-    if strategy.method.fallback is None:
-        return None
-    is_missed = all(child.source is not Source.DRAFT for child in session.tree.root.children.values())
-    return strategy.method.fallback(session.spec.speculation) if is_missed else None
-
-
-def next_chain(session: Session, retrieval: SessionRetrieval | None, strategy: Strategy) -> list[Node]:
-    """Returns the mirror's chain, with what is retrieved in process behind it; see `next_nodes`."""
-    chain = session.next_chain()
-    if retrieval is None or not strategy.retrieval:
-        return chain
-    if retrieval.max_tail_len:
-        return with_tail(session, chain, retrieval)
-    missing = session.max_chain_len - len(chain)
-    if strategy.rows is Rows.TREE and retrieval.has_branches:
-        retrieval.branch(session.max_chain_len)
-        chain = session.next_chain()
-        if not strategy.method.has_draft_model:
-            return chain  # nothing drafted ends where retrieval could go on
-        missing = session.max_chain_len - len(chain)
-    # What was retrieved may have another path overtake the chain: it is chosen again.
-    return session.next_chain() if retrieval.extend(chain, missing) else chain
-
-
-def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: EngineTimings) -> list[Node]:
-    """Returns what a round verifies: its chain; or, where rows may branch, the best sub-tree.
-
-    A sub-tree has as many nodes as the request names, otherwise as many as pay. Retrieved nodes, a chain of them or
-    those behind a drafted one, are verified as far as they pay, which may be nowhere: a short match is a weak guess.
-    """
-    if rows is Rows.CHAIN or session.max_chain_len < 1:
-        num_whole = _num_whole(session, chain)
-        return chain if num_whole == len(chain) else chain[: max(num_whole, _num_worth(session, chain, timings))]
-    num_requested = session.spec.speculation.max_rows
-    nodes = session.next_subtree(num_requested or timings.max_num_rows)
-    # A first node that is only retrieved may be worth no row.
-    least = 1 if session.spec.speculation.method.has_draft_model else 0
-    # Every beginning of these nodes is connected, too (`best_subtree`).
-    return nodes if num_requested else nodes[: max(least, _num_worth(session, nodes, timings))]
-
-
-def with_tail(session: Session, chain: list[Node], retrieval: SessionRetrieval) -> list[Node]:
-    """Returns what is drafted of a chain, and behind that what is retrieved, wherever the chain was cut (DOUBLE,
-    section 4.2 and Algorithm 1)."""
-    drafted = list(takewhile(lambda node: node.source is Source.DRAFT, chain))
-    # Without a draft, what the datastore has answered is as good a beginning.
-    beginning = drafted or chain
-    retrieved = len(beginning) - len(drafted)
-    room = min(retrieval.max_tail_len - retrieved, session.num_wanted - 1 - len(beginning))
-    tip = beginning[-1] if beginning else session.tree.root
-    if session.decides_by_ratio and any(child.q is not None for child in tip.children.values()):
-        # A sample of the draft model stands there already. If the tail took it in where the two agree, its value
-        # would decide whether it is judged now, and the text would not have the target's distribution any more.
-        return beginning
-    return beginning + retrieval.tail(beginning, room)
-
-
-def _num_whole(session: Session, chain: Sequence[Node]) -> int:
-    """Returns the number of nodes of a chain, from the first, that are verified whatever they are worth."""
-    if not session.spec.speculation.calibration or (chain and chain[0].source is Source.RANDOM):
-        return len(chain)
-    if session.spec.speculation.is_ratio:
-        # Samples may stand behind a retrieved node, and which samples are judged must not depend on their values: that
-        # would change the distribution of the text. What was picked behind them may be judged or not.
-        return next((index for index in range(len(chain), 0, -1) if chain[index - 1].q is not None), 0)
-    # The drafted part: `best_chain` has ended it where its path becomes improbable. Where a tail agrees with what is
-    # drafted beyond the greatest length of a chain, it must pay like any other.
-    num_drafted = next((index for index, node in enumerate(chain) if node.source is not Source.DRAFT), len(chain))
-    return min(num_drafted, session.max_chain_len)
-
-
-def _num_worth(session: Session, nodes: Sequence[Node], timings: EngineTimings) -> int:
-    probabilities = path_probabilities(nodes, session.tree.root)
-    has_draft_model = session.spec.speculation.method.has_draft_model
-    overhead_ms = timings.overhead_ms(Activity.DRAFTING if has_draft_model else Activity.RETRIEVING)
-    return num_worth(probabilities, timings.forward_times, max(1, timings.num_sessions), overhead_ms)
-
-
-def is_worth_verifying(
-    session: Session, nodes: Sequence[Node], timings: EngineTimings, accepted_per_chain: float
-) -> bool:
-    """Returns True if these nodes need not wait for a drafter that is about to answer.
-
-    What is here may bring fewer tokens in its time than what comes a little later does in a little more: a retrieved
-    chain instead of the draft model's, or a path that breaks off while it is still probable. Under the ratio rule what
-    is here is taken: whether a sample is judged must not depend on its value.
-
-    Args:
-        session: The generation.
-        nodes: What is there to be verified now.
-        timings: What rounds and the drafter's answers cost.
-        accepted_per_chain: Tokens that were kept of the chains that were waited for, on average.
-    """
-    if not nodes or session.spec.speculation.is_ratio:
-        return bool(nodes)
-    # The target's own next token comes in any case; a drafted one counts as much as it is probable.
-    tokens = 1 + sum(path_probabilities(nodes, session.tree.root))
-    later = 1 + accepted_per_chain
-    if nodes[0].source is Source.DRAFT:
-        max_depth = int(min(session.max_chain_len, timings.max_num_nodes.get(math.inf)))
-        later = tokens + _open_probability(session, nodes, max_depth) * accepted_per_chain
-    forward_ms = timings.plain_ms
-    waited_ms = forward_ms + timings.speculator_ms.get(FIRST_LATENCY_SHARE * forward_ms)
-    # tokens / forward_ms >= later / waited_ms, without a division by a time that may be 0.
-    return tokens * waited_ms >= later * forward_ms
-
-
-def _open_probability(session: Session, nodes: Sequence[Node], max_depth: int) -> float:
-    """Returns the probability of the likeliest path that ends only because nothing more has come yet."""
-    deepest = session.tree.root.position + max_depth
-    # A node at the greatest depth has no children because no round could take them.
-    ends = [node for node in nodes if not node.children and node.position < deepest]
-    most = max(path_probabilities(ends, session.tree.root), default=0.0)
-    return most if most >= MIN_OPEN_PROBABILITY else 0.0
+DRAFTED = (Source.DRAFT, Source.GRAMMAR)
+"""Sources of nodes for which a method that drafts first does not wait any more."""
 
 
 class EmptyRoundReason(Enum):
@@ -202,7 +34,7 @@ class EmptyRoundReason(Enum):
     NO_MATCH = "no_match"
     """The method only retrieves, and nothing was found."""
     DRAFT_PENDING = "draft_pending"
-    """The drafter is there, and its first draft has not come: it reads the prompt."""
+    """The drafter is there, and its first draft has not come: it reads the text."""
     NO_DRAFT = "no_draft"
     """The drafter has answered, with nothing that fits."""
     NOT_AWAITED = "not_awaited"
@@ -211,28 +43,215 @@ class EmptyRoundReason(Enum):
     """A draft was waited for as long as it was worth, and has not come."""
 
 
-def empty_round_reason(
-    strategy: Strategy, *, has_drafter: bool, is_attached: bool, has_drafted: bool, is_answered: bool, was_awaited: bool
-) -> EmptyRoundReason | None:
-    """Returns why a round has nothing to verify; None means that its strategy wants nothing.
+class Forward(NamedTuple):
+    """Describes the forward that has verified a round. Times are those of `time.perf_counter`."""
 
-    Args:
-        strategy: That of the round.
-        has_drafter: True if the session was opened for drafts.
-        is_attached: True if the drafter's stream is there.
-        has_drafted: True if anything has come on that stream.
-        is_answered: True if an answer to the latest commit has come.
-        was_awaited: True if the round has waited for one.
-    """
-    # Before the strategy: without its drafter `auto` chooses one that wants no drafts, and that would hide the loss.
-    if has_drafter and not is_attached:
-        return EmptyRoundReason.DRAFT_DOWN
-    if strategy.is_plain or (strategy.method.has_draft_model and not has_drafter):
-        return None
-    if not strategy.method.has_draft_model:
-        return EmptyRoundReason.NO_MATCH
-    if not has_drafted:
-        return EmptyRoundReason.DRAFT_PENDING
-    if is_answered:
-        return EmptyRoundReason.NO_DRAFT
-    return EmptyRoundReason.DRAFT_TIMEOUT if was_awaited else EmptyRoundReason.NOT_AWAITED
+    started: float
+    """Time at which it was planned."""
+    ended: float
+    """Time at which its draws were there."""
+    duration_ms: float
+    """The time that the device took for it."""
+    num_rows: int = 0
+    """Its rows, those of other sessions included."""
+
+
+class Parts(NamedTuple):
+    """Holds the parts of a session that its rounds work with."""
+
+    generation: Session
+    cache: KVCache
+    drafter: DrafterLink
+    retrieval: SessionRetrieval | None
+    """The retrieval on this side. None: there is none."""
+    reports: SessionReports
+    timings: EngineTimings
+
+
+class Round:
+    """Holds the time from one commit of a generation to the next. Made anew after each commit, and owned by the
+    engine's thread."""
+
+    def __init__(self, parts: Parts, strategy: Strategy, began_at: float, *, is_typical: bool) -> None:
+        """
+        Args:
+            parts: The parts of the session.
+            strategy: The strategy that chooses the nodes.
+            began_at: Time of the commit, in seconds.
+            is_typical: False if its time tells nothing of the rounds to come, as that of a prompt.
+        """
+        self._parts = parts
+        self.strategy, self.began_at, self.is_typical = strategy, began_at, is_typical
+        self.patience_ms = 0.0
+        """Longest time from the commit on that a draft or a continuation is waited for."""
+        self.nodes: list[Node] = []
+        """Nodes that it verifies: a chain, or a sub-tree, the most probable path first."""
+        self.is_answered = False
+        """True once a draft or a continuation has come that follows the commit."""
+        self.waiting_since: float | None = None
+        """Time since which it waits for one, or from which on it did. None: it has not waited."""
+        self.ready_since: float | None = None
+        """Time since which the next forward could have begun with it. None: it was not ready yet."""
+        self.why_empty: EmptyRoundReason | None = None
+        """Reason why it verifies nothing. None: it does verify something, or its strategy wants nothing."""
+        self.num_prompt_rows = 0
+        """Rows with logits of its latest segment that only tell how probable the prompt is. They come first."""
+
+    def restart(self, now: float) -> None:
+        """Begins it again: the session has got room in the pool."""
+        self.began_at, self.is_typical = now, False
+        self.waiting_since = self.ready_since = None
+
+    # When it begins.
+
+    @property
+    def num_missing(self) -> int:
+        """Committed tokens that are not in the cache."""
+        return len(self._parts.generation.committed) - self._parts.cache.length
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True while more of the text is missing in the cache than goes into a round."""
+        return self.num_missing > MIN_PREFILL_ROWS
+
+    @property
+    def deadline(self) -> float:
+        """Time at which waiting for a draft or a continuation ends."""
+        return self.began_at + self.patience_ms / 1e3
+
+    def answer(self, base_len: int) -> bool:
+        """Takes in that a draft or a continuation follows so many committed tokens. Returns True for the first one
+        that follows them all."""
+        is_first = base_len == len(self._parts.generation.committed) and not self.is_answered
+        self.is_answered = self.is_answered or is_first
+        return is_first
+
+    def is_ready(self, now: float) -> bool:
+        """Chooses the nodes, and returns True if the round should begin with them."""
+        if not self.is_prefilling:
+            self._choose_nodes()
+            # The datastore may have answered with nothing: then there is nothing more to wait for.
+            is_complete = self.is_answered and not self._parts.drafter.is_drafting
+            if not (is_complete or now >= self.deadline or self._is_worth_verifying()):
+                self.waiting_since = now if self.waiting_since is None else self.waiting_since
+                return False
+        self.ready_since = now if self.ready_since is None else self.ready_since
+        return True
+
+    def _is_worth_verifying(self) -> bool:
+        drafter, nodes = self._parts.drafter, self.nodes
+        if not drafter.is_drafting or self.is_answered:
+            return bool(nodes)
+        if drafter.waiting.is_certain and nodes and nodes[0].source not in DRAFTED:
+            return False  # draft, then verify: what was retrieved stands after the draft, not in its place
+        return is_worth_verifying(self._parts.generation, nodes, self._parts.timings, drafter.accepted_per_chain)
+
+    # What it verifies.
+
+    def _choose_nodes(self) -> None:
+        parts = self._parts
+        self.nodes = next_nodes(parts.generation, parts.retrieval, self.strategy, parts.timings)
+
+    def segment(self, max_prefill_rows: int, max_num_nodes: int) -> Segment:
+        """Makes its rows: what is committed but not in the cache yet, then the nodes.
+
+        Args:
+            max_prefill_rows: Most rows of a prompt; a longer one comes in several pieces, the last one of which alone
+                has draws.
+            max_num_nodes: Most nodes; the others are dropped.
+        """
+        cache, wants_prompt = self._parts.cache, self._parts.reports.wants_prompt
+        # After a round this is the last committed token alone: `settle` keeps the slots of all before it.
+        pending = list(self._parts.generation.committed[cache.length :])
+        if self.is_prefilling and len(pending) > max_prefill_rows:
+            # No verdict follows, which would make a new round: the next piece is ready from the next plan on.
+            self.ready_since = None
+            self.num_prompt_rows = max_prefill_rows if wants_prompt else 0
+            return Segment(cache, pending[:max_prefill_rows], num_logits=self.num_prompt_rows)
+        if self.is_prefilling:
+            self._choose_nodes()  # this is the last piece: `is_ready` has chosen none while there was more
+        is_crowded_out = bool(self.nodes) and not max_num_nodes
+        # Parents come before their children: what is left is a chain or a sub-tree still.
+        self.nodes = self.nodes[:max_num_nodes]
+        self.why_empty = self._why_empty(is_crowded_out=is_crowded_out)
+        self.num_prompt_rows = len(pending) - 1 if wants_prompt else 0
+        return Segment.of_tree(cache, pending, self.nodes, num_logits=self.num_prompt_rows + 1 + len(self.nodes))
+
+    def _why_empty(self, *, is_crowded_out: bool) -> EmptyRoundReason | None:
+        link, method = self._parts.drafter.state, self.strategy.method
+        if self.nodes or self._parts.generation.max_chain_len < 1:
+            return None
+        if is_crowded_out:
+            return EmptyRoundReason.LOAD
+        # Before the strategy: without its drafter `auto` chooses one without drafts, and that would hide the loss.
+        if link is Link.LOST:
+            return EmptyRoundReason.DRAFT_DOWN
+        if self.strategy.is_plain or (method.has_draft_model and link is Link.ABSENT):
+            return None
+        if not method.has_draft_model:
+            return EmptyRoundReason.NO_MATCH
+        if link is Link.PENDING:
+            return EmptyRoundReason.DRAFT_PENDING
+        if self.is_answered:
+            return EmptyRoundReason.NO_DRAFT
+        return EmptyRoundReason.NOT_AWAITED if self.waiting_since is None else EmptyRoundReason.DRAFT_TIMEOUT
+
+    # How it ends.
+
+    def settle(
+        self, draws: Sequence[TokenId], next_tokens: Sequence[Sequence[Follower]] = (), *, is_ahead: bool = False
+    ) -> Verdict:
+        """Commits what the target's draws decide; see `VerifySession.settle`."""
+        generation, cache, drafter, retrieval, reports, _ = self._parts
+        nodes = self.nodes
+        if not nodes and self.waiting_since is not None and not self.is_answered:
+            self._count_timeout()
+        if retrieval is not None:
+            retrieval.watch(nodes, draws, next_tokens)
+        reports.watch(nodes)
+        length = len(generation.committed)  # read before the verdict, which appends to them
+        verdict = generation.apply(nodes, draws)
+        # Committed tokens fill the slots below `length`; row 0 is the last of them, so row 1 lies at `length`.
+        if not is_ahead:
+            cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
+        if generation.statistics.num_rounds == 1:
+            # From now on others find the prompt, while this session goes on after it.
+            cache.publish(generation.committed)
+        drafter.learn_verdict(nodes, verdict.num_accepted)
+        if retrieval is not None:
+            rejected_rows = () if verdict.rejected_row is None else (verdict.rejected_row,)
+            judged = [nodes[row - 1] for row in (*verdict.accepted_rows, *rejected_rows)]
+            retrieval.learn(judged, verdict, looks_up=self.strategy.retrieval)
+        return verdict
+
+    def _count_timeout(self) -> None:
+        drafter, retrieval = self._parts.drafter, self._parts.retrieval
+        if drafter.is_drafting:
+            drafter.time_out()
+        elif retrieval is not None:
+            retrieval.time_out()
+
+    def times(self, forward: Forward) -> RoundTime:
+        """Returns where its time has gone, now that it ends with the draws of a forward."""
+        retrieval = self._parts.retrieval
+        wait_ms = 0.0 if self.waiting_since is None else (forward.started - self.waiting_since) * 1e3
+        retrieval_ms = 0.0 if retrieval is None else retrieval.spent_s * 1e3
+        return RoundTime((forward.ended - self.began_at) * 1e3, forward.duration_ms, wait_ms, retrieval_ms)
+
+    def next(self, strategy: Strategy, began_at: float, *, is_typical: bool) -> Round:
+        """Makes the round after the commit. See the constructor for the arguments."""
+        following = Round(self._parts, strategy, began_at, is_typical=is_typical)
+        if self._parts.retrieval is not None:
+            following._look_ahead(self._parts.retrieval)
+        return following
+
+    def _look_ahead(self, retrieval: SessionRetrieval) -> None:
+        """Continues its commit by what is known in process, and decides what the datastore is asked."""
+        generation = self._parts.generation
+        retrieval.begin_round()
+        # A strategy without retrieval neither looks anything up nor sends what it would ask.
+        if generation.finish_reason is None and self.strategy.retrieval:
+            # Read first: choosing the chain adds to the tree what is known in process.
+            was_known = bool(generation.tree.root.children)
+            next_chain(generation, retrieval, self.strategy)
+            retrieval.ask(was_known=was_known)

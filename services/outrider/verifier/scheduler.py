@@ -14,7 +14,7 @@ from outrider.models.packing import Segment, placeholder
 from outrider.models.prefill import PrefillTurns
 from outrider.models.residency import Residency
 from outrider.verifier.flight import Batch, Flight, Isolated, round_of
-from outrider.verifier.session import VerifySession
+from outrider.verifier.session import Phase, VerifySession
 from outrider.verifier.timings import EngineTimings
 
 _Rows = tuple[VerifySession, Segment, Round | None]
@@ -61,7 +61,7 @@ class Scheduler:
         """
         self.wait_s = None
         # Paused sessions need no deadline: their reader's progress is posted.
-        running = [session for session in self._residency.residents if not session.is_paused]
+        running = [session for session in self._residency.residents if session.phase is not Phase.PAUSED]
         if after is not None:
             ready = self._following(after, running, now)
         else:
@@ -79,11 +79,11 @@ class Scheduler:
         following = []
         for session in running:
             if session not in flight.places:
-                if not session.is_ready(now):
+                if not session.round.is_ready(now):
                     return ()
             elif flight.draws.drawn is None or session in flight.void or not session.can_follow_draw:
                 return ()
-            elif session.session.num_wanted <= 1:
+            elif session.generation.num_wanted <= 1:
                 continue  # it ends with the token that is drawn
             following.append(session)
         return following
@@ -105,7 +105,7 @@ class Scheduler:
         Returns:
             Those that have rows in the batch, their rows, and how they are drawn for, if they are.
         """
-        missing = {session: session.num_missing for session in work if session.is_prefilling}
+        missing = {session: session.round.num_missing for session in work if session.round.is_prefilling}
         prefill_rows = self._prefill_turns.shares(missing)
         planned: list[_Rows] = []
         round_: Round | None
@@ -113,7 +113,7 @@ class Scheduler:
         for session in work:
             if not self._residency.has(session) or (session in missing and session not in prefill_rows):
                 continue
-            with self._isolated(session.session.spec.session_id):
+            with self._isolated(session.spec.session_id):
                 if after is not None and session in after.places:
                     segment, round_ = _after_draw(session, after)
                 else:
@@ -126,13 +126,13 @@ class Scheduler:
         self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int
     ) -> tuple[Segment, Round | None]:
         """Makes a session's rows where the host knows their tokens."""
-        segment = session.segment(max_prefill_rows, max_num_nodes)
-        if session.nodes and not self._has_free_room(segment.cache, len(segment.token_ids)):
+        segment = session.round.segment(max_prefill_rows, max_num_nodes)
+        if session.round.nodes and not self._has_free_room(segment.cache, len(segment.token_ids)):
             # Drafts are the first that go: they cost nobody anything but the tokens that they would have brought.
-            segment = session.segment(max_prefill_rows, 0)
+            segment = session.round.segment(max_prefill_rows, 0)
         if not 0 <= min(segment.token_ids) <= max(segment.token_ids) < self._vocab_size:
             raise ValueError(f"token ids must be in [0, {self._vocab_size})")  # the whole forward would fail
-        return segment, round_of(session) if segment.num_logits > session.num_prompt_rows else None
+        return segment, round_of(session) if segment.num_logits > session.round.num_prompt_rows else None
 
     def _has_free_room(self, cache: KVCache, num_rows: int) -> bool:
         try:
@@ -160,14 +160,15 @@ def ready_sessions(
     ready: list[VerifySession] = []
     waiting: list[VerifySession] = []
     for session in sessions:
-        with isolated(session.session.spec.session_id):
-            (ready if session.is_ready(now) else waiting).append(session)
+        with isolated(session.spec.session_id):
+            (ready if session.round.is_ready(now) else waiting).append(session)
     if not waiting:
         return ready, None
-    until = min(session.deadline for session in waiting)
+    until = min(session.round.deadline for session in waiting)
     # Those that take turns with the draft model begin together: a forward of some would slow the others' drafts down.
-    if ready and not all(session.takes_turns for session in (*ready, *waiting)):
-        held_since = min(session.ready_since or now for session in ready)
+    are_in_turns = [each.drafter.takes_turns and not each.round.is_prefilling for each in (*ready, *waiting)]
+    if ready and not all(are_in_turns):
+        held_since = min(session.round.ready_since or now for session in ready)
         until = min(until, held_since + HOLD_SHARE * forward_ms / 1e3)
         if until <= now:
             return ready, None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.core.drafting.methods import growth_policy
-from tests.core.drafting.toy_speculator import ToySpeculator, one_after_another
 
 from outrider.core.departure import AwaitedDraft, is_worth_waiting, least_awaited, tokens_of_hit
-from outrider.core.params import Method, SaguaroParams, SpeculationParams
+from outrider.core.methods import BEST_FIRST, CARD, DOUBLE, PEARL, SAGUARO, growth_policy
+from outrider.core.methods.saguaro import SaguaroParams
+from outrider.core.speculation import Method, SpeculationParams
+from tests.core.methods.toy_speculator import ToySpeculator, one_after_another
 
 
 def draft(kept: float = 3.0, gained: float = 0.5, num_forwards: int = 4, round_us: float = 8000.0) -> AwaitedDraft:
@@ -100,7 +101,7 @@ def test_where_both_take_turns_a_draft_has_the_length_of_theorem_3_8(a: float, r
 
 def sure(method: Method, least: float, gamma: int = 8) -> ToySpeculator:
     """One whose every token is kept with a probability of .8, after its first message."""
-    params = SpeculationParams(method, gamma, 4 * gamma, 0.0, saguaro=SaguaroParams(budget=4))
+    params = SpeculationParams(method, gamma, 4 * gamma, 0.0, own=(SaguaroParams(budget=4),))
     session = ToySpeculator(growth_policy(params), one_after_another(0.8, 0.05))
     session.policy.foresee(0.0, least)
     while not session.messages:
@@ -108,7 +109,7 @@ def sure(method: Method, least: float, gamma: int = 8) -> ToySpeculator:
     return session
 
 
-AHEAD = [Method.PEARL, Method.DOUBLE, Method.CARD, Method.SAGUARO, Method.BEST_FIRST]
+AHEAD = [PEARL, DOUBLE, CARD, SAGUARO, BEST_FIRST]
 
 
 @pytest.mark.parametrize("method", AHEAD)

@@ -207,9 +207,13 @@ def test_the_gap_before_a_batch_that_was_launched_late_is_what_the_device_was_id
     assert gaps_s == [0, 0, 5, 5]
 
 
-def test_there_is_no_gap_where_a_prompt_is_read(engine: Engine, device: SteppedDevice) -> None:
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_there_is_no_gap_where_a_prompt_is_read(
+    engine: Engine, device: SteppedDevice, monkeypatch: pytest.MonkeyPatch, *, overlaps: bool
+) -> None:
+    monkeypatch.setattr(engine, "overlaps", overlaps)
     add_session(engine, OFF, 900, 0)
-    run(engine, 6)  # pieces of its prompt have no draws
+    run(engine, 3 if overlaps else 6)  # pieces of its prompt have no draws
     assert engine.counts.gaps.num_observations == 0
 
 

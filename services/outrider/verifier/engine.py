@@ -1,8 +1,9 @@
 """The verifier's engine: one thread that runs the rounds of all sessions, a packed forward at a time.
 
-Its loop is `turn`: plan the next batch, launch it, judge the flight before it. On a GPU the next batch is launched
-while the device is still at that flight, wherever its rows follow without the host (overlap scheduling). On a CPU, or
-with overlap off, the same code launches it after the verdicts. The thread never waits for the event loop.
+The thread takes one `turn` after the other: plan the next batch, launch it, judge the flight before it. Where nothing of
+the next batch has to be computed from that flight by the host, a GPU gets it before the flight is judged (overlap
+scheduling): tokens that are still to be drawn stay on the device. On a CPU, or with overlap off, the same code launches
+it after the verdicts. The thread never waits for the event loop.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Engine(EngineThread[VerifySession]):
         are then delivered after the next launch: delivered before, they would make the event loop take the interpreter
         from this thread."""
         self._flight: Flight | None = None
-        """The flight that the device is at."""
+        """The latest flight that is launched and not judged. None during a turn."""
         self._done_at = 0.0
         """Time at which the device ended the latest flight that was judged, as far as its duration tells."""
         self._idle_since: float | None = None
@@ -156,7 +157,8 @@ class Engine(EngineThread[VerifySession]):
     # On the engine's thread.
 
     def turn(self, now: float) -> float | None:
-        """Launches the next batch and judges the flight before it, whichever of the two there is."""
+        """Launches the next batch and judges the flight before it, whichever of the two there is. In this order: a batch
+        is planned from the flight before its verdicts, and these must know what follows them already."""
         flight, self._flight = self._flight, None  # if anything fails here, all sessions go, and the flights with them
         launched, until_refused = None, None
         if flight is None or self.overlaps:
@@ -228,7 +230,8 @@ class Engine(EngineThread[VerifySession]):
         self.residency.discard(session, has_failed=has_failed)
 
     def _launch(self, batch: Batch) -> Flight:
-        """Asks the device for a forward, and for all that is read of it; waits for nothing."""
+        """Asks the device for a forward, and for all that is read of it. A GPU is not waited for; a CPU computes it
+        here."""
         drawing, rounds, segments = batch.drawing, batch.rounds, batch.segments
         contexts = Contexts(sum(segment.cache.length for segment in segments), len(segments))
         known = draws_of(rounds)
@@ -268,20 +271,21 @@ class Engine(EngineThread[VerifySession]):
         forward_ms = flight.timing.elapsed_ms() if drawing else 0.0
         # It has begun when it was launched, or when the one before had ended.
         self._done_at = max(self._done_at, flight.timed_from) + forward_ms / 1e3
-        if launched is not None:
+        if launched is not None and drawing:  # pieces of prompts alone are not timed
             self.counts.gaps.add(max(0.0, launched.launched_at - self._done_at))
         # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
         # round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
         self._measure(flight, forward_ms)
-        # Where the next batch is to be launched first, verdicts are delivered after that.
-        is_urgent = not self.overlaps or launched is not None
+        # Where a launch should come first, that delivers them: delivered now, they would take this thread's interpreter
+        # while the device waits. Peers are never kept waiting.
+        deliver_now = not self.overlaps or launched is not None
         for session, verdict in list(self._verdicts_of(flight, draws, forward_ms, now, going_on)):
             with self.isolated(session.spec.session_id):
-                is_urgent = self._take_verdict(session, verdict) or is_urgent
+                deliver_now = self._take_verdict(session, verdict) or deliver_now
         self._end_step(drawing, now, is_typical=flight.is_decoding)
-        if is_urgent:
+        if deliver_now:
             self._deliver()
         self.step_done()
 
@@ -299,7 +303,7 @@ class Engine(EngineThread[VerifySession]):
             flight: The flight.
             draws: The target's tokens for the rows of each session.
             forward_ms: Time of the forward.
-            now: Time at which its draws were there.
+            now: Time at which its draws were there, and the drafts that had come by then taken in.
             going_on: Sessions whose next row is in the cache already.
         """
         batch, next_tokens, first_row = flight.batch, flight.next_tokens(), 0
@@ -326,7 +330,7 @@ class Engine(EngineThread[VerifySession]):
                 yield session, verdict
 
     def _take_verdict(self, session: VerifySession, verdict: Verdict) -> bool:
-        """Takes a verdict to tell the loop of; returns True if that is urgent."""
+        """Takes a verdict to be delivered; returns True if a peer waits for it."""
         requests = session.peer_requests()
         self._verdicts.append((session.listener, verdict, session.generation.statistics, requests))
         if verdict.finish_reason is not None:

@@ -80,7 +80,7 @@ class Flight:
     is_decoding: bool
     """See `Batch.is_decoding`."""
     void: set[VerifySession] = field(default_factory=set)
-    """Sessions whose rows mean nothing: the host has drawn other tokens than their placeholders stood for."""
+    """Sessions whose row here was fed a token that the host then overruled: it means nothing."""
     places: Mapping[VerifySession, int] = field(init=False)
     """Numbers of the sessions that are drawn for. They are places among the draws where each has one row."""
 

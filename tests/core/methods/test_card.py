@@ -425,7 +425,6 @@ def test_a_hit_whose_chain_breaks_off_while_it_is_probable_is_followed_by_the_wh
 def test_a_hit_whose_chain_is_improbable_where_it_breaks_off_is_followed_by_every_layer() -> None:
     session = ToySpeculator(policy(1, 1, gamma=4, lookahead=8), one_after_another(0.4))
     session.grow(4)
-    session.policy.foresee(0.0, 0.25)
     session.commit([2, 2])
     session.grow(2)
     assert session.messages == [4, 5, 6]

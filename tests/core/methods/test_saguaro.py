@@ -281,7 +281,6 @@ def hit_after(num_forwards: int, probability: float) -> ToySpeculator:
     """A hit on an outcome after the first position, whose rail had so many forwards."""
     session = ToySpeculator(policy((2, 2, 1, 1, 1)), one_after_another(probability))
     session.grow(GAMMA + num_forwards)
-    session.policy.foresee(0.0, 0.25)
     session.commit(path_of(session.tree, outcomes(session.tree, GAMMA)[1][0]))
     return session
 

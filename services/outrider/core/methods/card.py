@@ -31,6 +31,8 @@ from outrider.core.speculation import (
 )
 from outrider.core.tree import DraftTree, Node, NodeState
 
+OPEN_PROBABILITY = 0.25
+"""The target may wait for more of a chain that breaks off at a path at least so probable."""
 MIN_REFILL = 0.01
 """A candidate whose path is less probable does not come back into a layer."""
 
@@ -163,7 +165,7 @@ class CardGrowth(GrowthPolicy):
             for node, candidates in self._secondary.items()
             if node is root or node.state is NodeState.LIVE
         }
-        self._is_awaited = self._chain_is_open(tree)
+        self._is_awaited = self._chain_is_open(tree, math.log(OPEN_PROBABILITY))
 
     def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         """Limits the depth. The width stays: the paper's beam is as wide near the root as far from it."""
@@ -172,7 +174,7 @@ class CardGrowth(GrowthPolicy):
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Returns true for every layer; while the target may be waiting, only with the whole chain."""
-        self._is_awaited = self._is_awaited and self._chain_is_open(tree)
+        self._is_awaited = self._is_awaited and self._chain_is_open(tree, -math.inf)
         return not self._is_awaited
 
     def _choose(self, candidates: Sequence[Child]) -> list[Child]:
@@ -229,12 +231,12 @@ class CardGrowth(GrowthPolicy):
         self._refilled = [node for node in self._refilled if node.position != self._last_position]
         self._diverged = [] if self._layer else layer
 
-    def _chain_is_open(self, tree: DraftTree) -> bool:
+    def _chain_is_open(self, tree: DraftTree, min_path_logprob: float) -> bool:
         """Returns true if the best chain may yet grow, and is worth waiting for: it is shorter than the target verifies
         at once, and probable."""
         chain = tree.best_chain(self._chain_len)
         end = chain[-1] if chain else tree.root
-        least = max(self._min_chain_logprob, self._least_awaited_logprob)
+        least = max(self._min_chain_logprob, self._least_awaited_logprob, min_path_logprob)
         is_probable = end.path_logprob - tree.root.path_logprob >= least
         return len(chain) < self._chain_len and is_probable and not (chain and end.is_expanded)
 

@@ -38,6 +38,8 @@ from outrider.core.speculation import (
 )
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
+OPEN_PROBABILITY = 0.25
+"""The target may wait for more of a chain that breaks off at a path at least so probable."""
 MIN_CANDIDATES = 8
 """Candidates wanted of every node. The fan-out of a short chain is wider, and what a rail does not use may serve it."""
 MAX_ROWS = 64
@@ -290,7 +292,8 @@ class SaguaroGrowth(GrowthPolicy):
         while (node := _own_next(path[-1])) is not None:
             path.append(node)
         logprobs = [node.path_logprob - tree.root.path_logprob for node in path]
-        self._is_alone = not self._is_whole(len(path) - 1, logprobs[-1])
+        is_open = self._is_alone or logprobs[-1] >= math.log(OPEN_PROBABILITY)
+        self._is_alone = is_open and not self._is_whole(len(path) - 1, logprobs[-1])
         self._rails = [rail for rail in self._rails if rail.tip.state is NodeState.LIVE and rail.tip is not path[-1]]
         if self._is_alone:
             self._chain = path

@@ -1,9 +1,9 @@
 """The verifier's engine: one thread that runs the rounds of all sessions, a packed forward at a time.
 
-The thread takes one `turn` after the other: plan the next batch, launch it, judge the flight before it. Where nothing of
-the next batch has to be computed from that flight by the host, a GPU gets it before the flight is judged (overlap
-scheduling): tokens that are still to be drawn stay on the device. On a CPU, or with overlap off, the same code launches
-it after the verdicts. The thread never waits for the event loop.
+The thread takes one `turn` after the other: plan the next batch, launch it, judge the flight before it. Where nothing
+of the next batch has to be computed from that flight by the host, a GPU gets it before the flight is judged (overlap
+scheduling): tokens that are still to be drawn stay on the device. On a CPU, or with overlap off, the same code
+launches it after the verdicts. The thread never waits for the event loop.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ class Engine(EngineThread[VerifySession]):
         self._verdicts: list[_Delivery] = []
         """Verdicts that the loop has not been told of yet."""
         self.overlaps = overlaps and model.runner.pool.shape.device.type == "cuda"
-        """True if batches are launched while the device is at another one, and single results are waited for. Verdicts
-        are then delivered after the next launch: delivered before, they would make the event loop take the interpreter
-        from this thread."""
+        """True if batches are launched while the device is at another one. Verdicts are then delivered after the next
+        launch: delivered before, they would make the event loop take the interpreter from this thread."""
         self._flight: Flight | None = None
         """The latest flight that is launched and not judged. None during a turn."""
         self._done_at = 0.0
@@ -157,8 +156,8 @@ class Engine(EngineThread[VerifySession]):
     # On the engine's thread.
 
     def turn(self, now: float) -> float | None:
-        """Launches the next batch and judges the flight before it, whichever of the two there is. In this order: a batch
-        is planned from the flight before its verdicts, and these must know what follows them already."""
+        """Launches the next batch and judges the flight before it, whichever of the two there is. In this order: a
+        batch is planned from the flight before its verdicts, and these must know what follows them already."""
         flight, self._flight = self._flight, None  # if anything fails here, all sessions go, and the flights with them
         launched, until_refused = None, None
         if flight is None or self.overlaps:

@@ -11,6 +11,7 @@ from torch import nn
 
 from outrider.models.cpu import bfloat16
 from outrider.models.cpu.bfloat16 import PanelProduct
+from outrider.models.cpu.products import make_product
 from outrider.models.cpu.steps import CpuSteps
 from outrider.models.rotary import RotaryTable
 from outrider.models.steps import Steps
@@ -67,8 +68,12 @@ def test_rows_that_do_not_lie_side_by_side_are_read_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("shape", [(33, 64), (32, 63)])
-def test_matrices_that_do_not_fit_are_left_to_the_library(shape: tuple[int, int]) -> None:
-    assert not bfloat16.takes(torch.randn(*shape).bfloat16())
+def test_matrices_that_do_not_fit_are_multiplied_otherwise(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(*shape).bfloat16(), torch.randn(3, shape[1]).bfloat16()
+    assert not bfloat16.takes(weight)
+    expected = x.double() @ weight.double().T
+    torch.testing.assert_close(make_product(weight)(x).double(), expected, rtol=2**-7, atol=1e-2)
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])
@@ -77,7 +82,7 @@ def test_where_the_cpu_multiplies_whole_tiles_the_library_does_it(
 ) -> None:
     abilities = {**torch.cpu.get_capabilities(), "amx_bf16": has_tiles}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: abilities)
-    assert bfloat16.takes(torch.randn(64, 64).bfloat16()) != has_tiles
+    assert isinstance(make_product(torch.randn(64, 64).bfloat16()), PanelProduct) != has_tiles
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 17])

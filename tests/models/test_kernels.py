@@ -56,6 +56,29 @@ def test_the_residual_stream_is_added_to_and_normed(dtype: torch.dtype, is_added
     assert_close(found, functional.rms_norm(total, (100,), weight, 1e-6))
 
 
+@both_types
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 256), (63, 257), (1, 1), (130, 700)])
+def test_a_small_product_is_one_of_matrices(dtype: torch.dtype, num_inputs: int, num_outputs: int) -> None:
+    x, weight, bias = (
+        torch.randn(6, num_inputs).to(dtype),
+        torch.randn(num_inputs, num_outputs),
+        torch.randn(num_outputs),
+    )
+    found = torch.empty(6, num_outputs, dtype=dtype)
+    kernels.multiply(as_array(x), as_array(weight), as_array(bias), as_array(found))
+    tolerance = 1e-4 if dtype is torch.float32 else 1 / 128
+    torch.testing.assert_close(found.float(), x.float() @ weight + bias, rtol=tolerance, atol=1e-4)
+
+
+def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+    values = torch.cat((torch.randn(1000), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 0.0, -0.0, 3e38, 1e-39])))
+    found = torch.empty(1, len(values), dtype=torch.bfloat16)
+    # One input that is 1: the sums are the weights themselves.
+    one, nothing = torch.ones(1, 1, dtype=torch.bfloat16), torch.zeros(len(values))
+    kernels.multiply(as_array(one), as_array(values[None]), as_array(nothing), as_array(found))
+    assert torch.equal(found[0], values.to(torch.bfloat16))
+
+
 def attended(
     queries: Tensor, data: Tensor, seen: list[Tensor], dtype: torch.dtype, groups: list[int], shared: list[int]
 ) -> Tensor:
@@ -75,14 +98,6 @@ def attended(
         as_array(found),
     )
     return found
-
-
-def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
-    values = torch.cat((torch.randn(1000), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 0.0, -0.0, 3e38, 1e-39])))
-    # All that is attended to is one place: its values themselves.
-    queries, data = torch.zeros(1, 1, 1, len(values)), torch.stack((torch.zeros_like(values), values)).view(2, 1, 1, -1)
-    found = attended(queries, data, [torch.tensor([0])], torch.bfloat16, [0, 1], [1])
-    assert torch.equal(found[0, 0, 0], values.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("queries_per_key", [1, 3])
@@ -147,3 +162,17 @@ def test_heads_are_normed_turned_and_stored(dtype: torch.dtype, are_normed: bool
     expected[0][:, places] = turned[:3, num_queries:].transpose(0, 1)
     expected[1][:, places] = heads[:3, num_queries + num_keys :].float().transpose(0, 1)
     assert_close(data, expected)
+
+
+def test_a_row_has_the_same_bits_beside_any_others() -> None:
+    x, weight, bias = torch.randn(9, 63), torch.randn(63, 300), torch.randn(300)
+
+    def product(rows: Tensor) -> Tensor:
+        out = torch.empty(len(rows), 300)
+        kernels.multiply(as_array(rows), as_array(weight), as_array(bias), as_array(out))
+        return out
+
+    together = product(x)
+    for row in range(9):
+        assert torch.equal(product(x[row : row + 1])[0], together[row])
+        assert torch.equal(product(x[row:])[0], together[row])

@@ -50,6 +50,9 @@ MAX_NUM_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defin
 """Threads that numba has: one for each core."""
 GROUP = 4
 """Rows whose attention is computed together, as far as they see the same places: each key is read once for them."""
+BLOCK = 256
+"""Columns of a product that are computed together: their sums stay in a core's first cache."""
+
 # Sums may be split over the lanes of a vector. They are split once, when they are compiled, and so alike for all rows.
 FAST_MATH = {"contract", "reassoc", "nsz"}
 
@@ -471,3 +474,42 @@ def gate_silu(gate_up: Array, out: Array) -> None:  # pragma: no cover
         for i in range(size):
             x = _widened(gate[i])
             _put(found, i, x / (np.float32(1.0) + _exp(-x)) * _widened(up[i]))
+
+
+@Kernel
+def multiply(x: Array, weight: Array, bias: Array, out: Array) -> None:  # pragma: no cover
+    """Computes `x @ weight + bias` for small matrices. Every sum adds one by one.
+
+    Args:
+        x: [rows, in].
+        weight: float32 [in, out].
+        bias: float32 [out].
+        out: [rows, out], written.
+    """
+    num_rows, num_inputs = x.shape
+    num_outputs = weight.shape[1]
+    in_fours = num_inputs - num_inputs % 4
+    for block in numba.prange((num_outputs + BLOCK - 1) // BLOCK):
+        first = block * BLOCK
+        size = min(BLOCK, num_outputs - first)
+        sums = np.empty((num_rows, size), np.float32)
+        for row in range(num_rows):
+            for o in range(size):
+                sums[row, o] = bias[first + o]
+        # Four inputs at a time: a sum is read and written once for all of them.
+        for i in range(0, in_fours, 4):
+            w0, w1 = weight[i, first : first + size], weight[i + 1, first : first + size]
+            w2, w3 = weight[i + 2, first : first + size], weight[i + 3, first : first + size]
+            for row in range(num_rows):
+                own = sums[row]
+                x0, x1 = _widened(x[row, i]), _widened(x[row, i + 1])
+                x2, x3 = _widened(x[row, i + 2]), _widened(x[row, i + 3])
+                for o in range(size):
+                    own[o] = (((own[o] + x0 * w0[o]) + x1 * w1[o]) + x2 * w2[o]) + x3 * w3[o]
+        for i in range(in_fours, num_inputs):
+            for row in range(num_rows):
+                for o in range(size):
+                    sums[row, o] += _widened(x[row, i]) * weight[i, first + o]
+        for row in range(num_rows):
+            for o in range(size):
+                _put(out[row], first + o, sums[row, o])

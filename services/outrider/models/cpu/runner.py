@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from outrider.models.cpu import kernels
-from outrider.models.cpu.bfloat16 import PanelProduct, takes
 from outrider.models.cpu.paths import CpuPlan
+from outrider.models.cpu.products import make_product
 from outrider.models.cpu.steps import CpuSteps
 from outrider.models.packing import Segment
 from outrider.models.rotary import RotaryTable
@@ -20,13 +20,13 @@ from outrider.models.torch.runner import TorchRunner
 
 
 class CpuRunner(TorchRunner):
-    """Runs attention, what stands between the products of known layers, and products of bfloat16 by kernels."""
+    """Runs attention, what stands between the products of known layers, and some products by kernels."""
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("torch", "cpu")
 
     def make_product(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """Makes a product by panels of bfloat16, where these are faster than oneDNN."""
-        return PanelProduct(weight, bias) if takes(weight) else super().make_product(weight, bias)
+        """See `outrider.models.cpu.products`."""
+        return make_product(weight, bias)
 
     def make_steps(self, rotary: RotaryTable) -> Steps[Any]:
         """See `TorchRunner`."""

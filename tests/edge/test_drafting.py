@@ -94,7 +94,8 @@ async def test_the_clouds_steering_pauses_and_changes_the_method() -> None:
         await context.write(steering(types_pb2.METHOD_OFF))
         await context.write(chunk(7))
         await context.write(chunk(8))
-        await context.write(steering(types_pb2.METHOD_SPECULATIVE, 6, forward_us=2000, round_trip_us=400))
+        slow = {"forward_us": 2_000_000, "round_trip_us": 400}  # a whole draft is worth the wait
+        await context.write(steering(types_pb2.METHOD_SPECULATIVE, 6, **slow))
         late = [request.draft async for request in requests_until(requests, len(PROMPT) + 2)]
         assert len(late) == 1  # nothing was drafted meanwhile
         assert len(late[0].token_ids) == 6

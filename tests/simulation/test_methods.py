@@ -150,7 +150,7 @@ def test_with_a_draft_that_is_slow_and_always_wrong_auto_is_as_fast_as_off(one_w
         draft_forwards.append(simulation.num_draft_forwards - sum(draft_forwards))
     assert time_ms <= 20 * NUM_TOKENS * 21.0 / 0.98
     assert draft_forwards[0] > 0
-    assert sum(count == 0 for count in draft_forwards) >= 12, "where it is not tried it does nothing at all"
+    assert sum(count == 0 for count in draft_forwards) >= 8, "where it is not tried it does nothing at all"
 
 
 def test_with_a_good_draft_auto_is_nearly_as_fast_as_the_best_method() -> None:

@@ -134,7 +134,7 @@ async def test_steering_that_says_little_leaves_the_rest_as_it_was_opened(
     )
     await call.write(opening(speculator, speculation=unshared))
     await call.draft()
-    await call.write(steering(forward_us=2000, round_trip_us=400))
+    await call.write(steering(forward_us=2_000_000, round_trip_us=400))  # a whole draft is worth the wait
     await call.write(steering(speculation=types_pb2.SpeculationParams(num_speculative_tokens=6)))
     await call.write(commit(10, [7]))
     draft = await call.draft()

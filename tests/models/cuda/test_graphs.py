@@ -30,6 +30,7 @@ from outrider.models.cuda.steps import Kernels
 from outrider.models.draws import RowDraws
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.kv_cache import KVCache
+from outrider.models.packing import placeholder
 from outrider.models.reference import Reference
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
@@ -179,7 +180,7 @@ def test_rows_go_on_from_tokens_where_they_were_drawn(num_sessions: int) -> None
     drawn = torch.full((num_rows,), -1, dtype=torch.int32).index_copy(0, places, token_ids)
     found, expected = (
         each.forward([Segment(each.new_cache(), row, 4) for row in rows.view(-1, 4).tolist()], drawn=of_rows)
-        for each, rows, of_rows in ((runner, places, drawn), (other, token_ids, None))
+        for each, rows, of_rows in ((runner, ~places, drawn), (other, token_ids, None))  # as `placeholder` has them
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -187,7 +188,7 @@ def test_rows_go_on_from_tokens_where_they_were_drawn(num_sessions: int) -> None
 def test_a_token_that_was_not_drawn_makes_some_row_and_spoils_no_other() -> None:
     runner = a_runner("llama")
     drawn = torch.tensor([-1, 7])
-    found = runner.forward([Segment(runner.new_cache(), [place], 1) for place in (0, 1)], drawn=drawn)
+    found = runner.forward([Segment(runner.new_cache(), [placeholder(place)], 1) for place in (0, 1)], drawn=drawn)
     assert found.isfinite().all()
     assert torch.equal(found[1:], runner.forward([Segment(runner.new_cache(), [7], 1)]))
 

@@ -104,8 +104,10 @@ async def test_each_text_is_drafted_for_with_the_noise_of_its_own_seed(client: C
     for index, choice in enumerate(together):
         alone = await client.complete(TEXT, **(options | {"seed": choice_seed(3, index)}))
         assert choice.token_ids == alone.token_ids
-        # What is drafted is a function of the text and the seed, but for drafts that come too late on a busy machine.
-        assert choice.summary.num_accepted_tokens >= 0.8 * alone.summary.num_accepted_tokens
+        # With another seed's noise few drafted tokens would be right. On a busy machine drafts may come too late to be
+        # verified: of those that were, as many are right.
+        share = alone.summary.num_accepted_tokens / alone.summary.num_drafted_tokens
+        assert choice.summary.num_accepted_tokens >= 0.5 * share * choice.summary.num_drafted_tokens
 
 
 async def events_of(call: Any) -> list[tuple[int, str]]:

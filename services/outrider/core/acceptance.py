@@ -1,16 +1,17 @@
 """The ratio rule: speculative sampling (Leviathan, Kalman, Matias 2023, algorithm 1; Chen et al. 2023), on numbers.
 
 A drafted token x that was drawn from q is kept with probability min(1, p(x) / q(x)), p being the target's distribution
-after all filters. The first refused one is replaced by a draw from the residual, max(0, p - q) renormalised; after
-a whole chain comes one draw from p. A token that was picked, not drawn, has the one-hot q: it is kept with probability
-p(x), and the residual is p without x. The text then has exactly the target's distribution, if
+after all filters. The first refused one is replaced by a draw from the residual, max(0, p - q) renormalised; a chain
+that is kept whole is followed by one draw from p. A token that was picked, not drawn, has the one-hot q: it is kept
+with probability p(x), and the residual is p without x. The text then has exactly the target's distribution, on three
+conditions:
 
-* q is what x was drawn from. The target cannot check that: a drafter that sends another q bends the text. So a draft is
-  drawn from small integer weights, and those very integers are sent (`SparseRow`).
-* whether x is tested does not depend on x. So a chain may not end, nor a message be sent, because of the probability of
-  a token that is in it (`DraftTree.best_chain`, `outrider.core.methods.chain`).
-* every number that chance decides by is used once and independent of the others: the draft's
-  (`outrider.core.acceptance`), one uniform for each output index, and the target's Gumbel noise for the next token.
+* x was drawn from q. The target cannot check that: a drafter that sends another q changes the text's distribution. So a
+  draft is drawn from small integer weights, and the same integers are sent (`SparseRow`).
+* Whether x is tested does not depend on x. So the probability of a token in a chain must not decide where the chain
+  ends or when a message is sent (`DraftTree.best_chain`, `outrider.core.methods.chain`).
+* Every random number is used once and is independent of the others: the draft's (`outrider.core.acceptance`), one
+  uniform for each output index, and the target's Gumbel noise for the next token.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def sparse_row(
     """Returns the distribution that a draft is drawn from: the most probable tokens, with integer weights.
 
     Args:
-        token_ids: At least one; the most probable first. Those too improbable for a weight are left out.
+        token_ids: At least one, the most probable first. Tokens that are too improbable for a weight are left out.
         probabilities: In parallel; of any sum from `LEAST_SUM` on. All but the first may be 0.
         bias: SAGUARO sampling, section 4.2 (C): factor of the first `num_biased` probabilities (F). Where it leaves
             nothing, it counts as 1.
@@ -70,7 +71,7 @@ def sparse_row(
     kept = list(probabilities[:MAX_ROW_LEN])
     if bias < 1.0:
         biased = [bias * probability for probability in kept[:num_biased]] + kept[num_biased:]
-        # With a bias of 0, all tokens may be biased, or all behind them underflow, as they do at a low temperature.
+        # With a bias of 0 the sum may vanish: all tokens are biased, or all others underflow, as at a low temperature.
         if sum(biased) >= LEAST_SUM:
             kept = biased
     scale = TOTAL_WEIGHT / sum(kept)
@@ -126,12 +127,12 @@ def sampled_candidates(
 def first_refused(
     target_probabilities: Sequence[float], chain: Sequence[Drafted], seed: int, first_output_index: int
 ) -> int:
-    """Returns how many tokens of a chain come before the first that is refused: all, if none is.
+    """Returns how many tokens of a chain come before the first refused one: all, if none is refused.
 
     Args:
         target_probabilities: p of each token of the chain, after those before it.
         chain: In parallel.
-        seed: Of the generation.
+        seed: The generation's.
         first_output_index: Tokens that the generation put out before the chain.
     """
     for index, (probability, drafted) in enumerate(zip(target_probabilities, chain, strict=True)):
@@ -147,13 +148,12 @@ def refusal_bound(drafted: Drafted, seed: int, output_index: int) -> float:
 
 
 def claimed_probability(drafted: Drafted) -> float:
-    """Returns q of a drafted token: 1 for one that was picked, or that its row does not have, so cannot have been
-    drawn."""
+    """Returns q of a drafted token: 1 for one that was picked, or that its row lacks and so was not drawn."""
     return 1.0 if drafted.q is None else drafted.q.probability(drafted.token_id) or 1.0
 
 
 def claimed_row(drafted: Drafted) -> SparseRow:
-    """Returns q as a whole: the one-hot row for a token that was picked, or that its row does not have."""
+    """Returns the whole row q: the one-hot row for a token that was picked, or that its row lacks."""
     row = drafted.q
     if row is None or drafted.token_id not in row.token_ids:
         return SparseRow((drafted.token_id,), (1,))
@@ -161,13 +161,13 @@ def claimed_row(drafted: Drafted) -> SparseRow:
 
 
 class DraftNoise:
-    """Makes the random words of one session's drafts. The same context has the same word, whatever part of it is
+    """Makes the random words of one session's drafts. A context always has the same word, whatever part of it is
     committed, so a chain that is drafted again is the same chain."""
 
     def __init__(self, seed: int) -> None:
         key = seed.to_bytes(8, "little")
-        # `person` (16 bytes at most) keeps these words independent of the seed's other uses: a draft that could be
-        # foretold from the acceptance uniforms or the Gumbel noise would bend the text.
+        # `person` (16 bytes at most) keeps these words independent of the seed's other uses: a draft that correlates
+        # with the acceptance uniforms or the Gumbel noise would change the text's distribution.
         self._hash = hashlib.blake2b(digest_size=8, key=key, person=b"outrider draft")
         self._num_hashed = 0
 
@@ -177,7 +177,8 @@ class DraftNoise:
         The first ones are for the nodes, one each, then one for each token of the phrase.
         """
         committed = tree.committed
-        # Committed tokens are never taken back, so the hash runs on: a call costs the new tokens, not the whole text.
+        # Committed tokens are never taken back, so the hash is incremental: a call costs the new tokens, not the whole
+        # text.
         if self._num_hashed < len(committed):
             self._hash.update(_bytes(committed[self._num_hashed :]))
             self._num_hashed = len(committed)
@@ -185,14 +186,14 @@ class DraftNoise:
         for node in expansion.nodes:
             path = path_to(node, tree.root)
             words.append(self._word(path))
-        # A phrase stands behind the only node of its expansion, which is the one that `path` ends with.
+        # A phrase follows the only node of its expansion, with which `path` ends.
         for token_id in expansion.phrase:
             path.append(token_id)
             words.append(self._word(path))
         return words
 
     def _word(self, path: Sequence[TokenId]) -> int:
-        # `digest` does not end a hash of hashlib: it can be copied and goes on afterwards.
+        # A hash of hashlib can be copied and updated after `digest`.
         if not path:
             return int.from_bytes(self._hash.digest(), "little")
         context = self._hash.copy()

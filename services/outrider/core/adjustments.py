@@ -1,8 +1,8 @@
 """Changes of logits before temperature and filters: bias, penalties, and tokens that are forbidden for now.
 
-What they are follows from the tokens before, so each row of a draft tree has its own: the committed tokens, and its
-node's path. The target adjusts its logits before it draws, and a draft model adjusts its own before it guesses: what
-it guesses is the target's draw.
+They follow from the tokens before a row, which are the committed tokens and the path of its node. So each row of a
+draft tree has its own. The target adjusts its logits before it draws. A draft model adjusts its own before it guesses,
+because it guesses the target's draw.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Adjustment:
 
 
 class TextAdjustments:
-    """Follows one generation's text, and says how the logits behind any part of its draft tree are adjusted."""
+    """Follows one generation's text, and says how the logits after any node of its draft tree are adjusted."""
 
     def __init__(self, params: SamplingParams, tree: DraftTree, num_prompt_tokens: int) -> None:
         """
         Args:
             params: Those of the generation.
             tree: Its draft tree, whose committed tokens are followed.
-            num_prompt_tokens: Tokens of them that are the prompt.
+            num_prompt_tokens: How many of them, from the first, are the prompt.
         """
         self._params, self._tree, self._num_prompt_tokens = params, tree, num_prompt_tokens
         self._num_counted = 0
@@ -61,14 +61,14 @@ class TextAdjustments:
         self._bias = np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
         self._stops = np.array(params.stop_token_ids, dtype=np.int64)
         self._bad_words: dict[TokenId, list[tuple[TokenId, ...]]] = {}
-        """Bad words of several tokens by the last of those that are before the forbidden one."""
+        """Bad words of several tokens, by their last token but one: the last one is forbidden after it."""
         for word in params.bad_words_token_ids:
             if len(word) > 1:
                 self._bad_words.setdefault(word[-2], []).append(word)
         self._bad_tokens = sorted({word[0] for word in params.bad_words_token_ids if len(word) == 1})
 
     def behind(self, node: Node, phrase: Sequence[TokenId] = ()) -> Adjustment:
-        """Returns the adjustment of the logits behind a node of the tree, or its root, and tokens that follow it."""
+        """Returns the adjustment of the logits after a node of the tree, or its root, and further tokens after it."""
         path = [*path_to(node, self._tree.root), *phrase]
         self._count_committed()
         seen, subtrahends = self._penalised(path)

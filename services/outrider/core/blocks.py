@@ -1,12 +1,12 @@
-"""The blocks of a pool of keys and values: who holds which, and which prefixes can be found again.
+"""The blocks of a pool of keys and values: which sessions hold them, and which prefixes can be found again.
 
 A block holds the keys and values of `block_size` consecutive positions of one text. Sessions hold blocks; a block that
 several sessions hold, or that may be found again, is never written to. Only ids are handled here: the memory itself is
 `outrider.models.kv_cache`.
 
-**Prefixes.** A full block of committed tokens can be published under a key that names all tokens up to its end: the
-key of the block before it, hashed together with its own tokens. Whoever begins a text with these tokens takes the block
-over instead of computing it. Keys begin with a salt: texts of different salts never find each other's blocks.
+**Prefixes.** A full block of committed tokens can be published under a key that names all tokens up to its end: the key
+of the block before it, hashed together with its own tokens. A session whose text begins with these tokens takes the
+block over instead of computing it. Keys begin with a salt: texts of different salts never find each other's blocks.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from outrider.core.tree import TokenId
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """Describes a pool of keys and values at a moment, and what has happened in it since the start."""
+    """Describes a pool of keys and values at a moment, with its counts since the start."""
 
     num_tokens: int
-    """Tokens whose keys and values sessions hold; those of a shared prefix count once for each."""
+    """Tokens whose keys and values sessions hold. Tokens of a shared prefix count once for each session."""
     num_bytes: int
     """Memory of the blocks that they hold."""
     num_blocks: dict[str, int]
-    """Blocks: `free`, `held` by sessions, or `cached` prefixes that nobody holds."""
+    """Blocks: `free`, `held` by sessions, or `cached` prefixes that no session holds."""
     num_evictions: int
-    """Cached blocks that were given up because no block was free."""
+    """Cached blocks that were evicted because no block was free."""
     num_preemptions: int
     """Times that a session lost its blocks to an older one."""
     num_waiting: int
     """Sessions that wait for blocks now."""
     num_queried_tokens: int
-    """Tokens of texts that came in."""
+    """Tokens of the texts that came in."""
     num_found_tokens: int
-    """Those of them whose keys and values were found."""
+    """How many of them had keys and values that were found."""
 
 
 class OutOfBlocks(Exception):
@@ -50,16 +50,16 @@ class OutOfBlocks(Exception):
 
 
 class PrefixScope(Enum):
-    """Says who finds the keys and values of a text's beginning again."""
+    """The sessions that may find the keys and values of a text's beginning again."""
 
     TENANT = "tenant"
     GLOBAL = "global"
     OFF = "off"
 
     def salt(self, tenant: str | None) -> str | None:
-        """Returns what the texts of a tenant have in common with those that may find their prefixes, and with no
-        others; None if nobody may."""
-        # A finder can tell by the time that somebody has said the same: so the tenant's name is a part of it.
+        """Returns the salt that a tenant's texts share with exactly those texts that may find their prefixes. None if
+        no text may."""
+        # A faster answer reveals that another session had the same text, so the tenant's name is a part of the salt.
         return {"tenant": f"tenant {tenant or ''}", "global": "global", "off": None}[self.value]
 
 
@@ -74,10 +74,10 @@ def next_key(parent: bytes, token_ids: Sequence[TokenId]) -> bytes:
 
 
 class BlockPool:
-    """Hands out the blocks of a pool, counts who holds them, and keeps published ones until they are needed.
+    """Hands out the blocks of a pool, counts their holders, and keeps published ones until they are needed.
 
-    A block is free, held (by one session or several), or cached: published, and held by nobody. Cached blocks are given
-    up when there is no free one, those that were used longest ago first.
+    A block is free, held (by one or more sessions), or cached: published, and held by none. Cached blocks are evicted
+    when none is free, the least recently used first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -97,18 +97,18 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._tokens_of: dict[int, tuple[TokenId, ...]] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
-        """Published blocks that nobody holds, the one used longest ago first."""
+        """Published blocks that no session holds, the least recently used first."""
         self.num_evictions = 0
-        """Cached blocks that were given up because no block was free, since the start."""
+        """Cached blocks that were evicted because no block was free, since the start."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing of use."""
+        """Blocks without useful content."""
         return self._free.num_blocks
 
     @property
     def num_cached(self) -> int:
-        """Blocks that hold a published prefix and that nobody holds."""
+        """Blocks with a published prefix that no session holds."""
         return len(self._cached)
 
     @property
@@ -117,11 +117,11 @@ class BlockPool:
         return self.num_blocks - self.num_free - self.num_cached
 
     def allocate(self, after: int | None = None, *, may_evict: bool = True) -> int:
-        """Hands out a block that nobody else holds.
+        """Hands out a block without another holder.
 
         Args:
             after: Block after which it should lie, if that is free: neighbours in memory are read in one go.
-            may_evict: True if a cached prefix may be given up for it.
+            may_evict: True if a cached prefix may be evicted for it.
 
         Raises:
             OutOfBlocks: There is none.
@@ -152,20 +152,20 @@ class BlockPool:
             self._free.put(block)
 
     def is_writable(self, block: int) -> bool:
-        """Returns True if the one who holds the block may write to it: nobody else holds it, or can find it."""
+        """Returns True if the block's holder may write to it: it has no other holder, and is not published."""
         return self._num_holders[block] == 1 and block not in self._key_of
 
     def publish(self, block: int, key: bytes, token_ids: Sequence[TokenId]) -> None:
-        """Makes a full block findable. Does nothing if another block is known by this key, or this one by another."""
+        """Publishes a full block. Does nothing if the key belongs to another block, or the block has another key."""
         if key not in self._published and block not in self._key_of:
             self._published[key] = block
             self._key_of[block] = key
             self._tokens_of[block] = tuple(token_ids)
 
     def find(self, key: bytes, token_ids: Sequence[TokenId]) -> int | None:
-        """Finds a published block and holds it. None if there is none with these very tokens."""
+        """Finds a published block and holds it. None if there is none with exactly these tokens."""
         block = self._published.get(key)
-        # A hash is not a proof: the tokens are compared, too.
+        # Hashes may collide, so the tokens are compared, too.
         if block is None or self._tokens_of[block] != tuple(token_ids):
             return None
         self._cached.pop(block, None)
@@ -186,12 +186,12 @@ class FreeExtents:
         self.num_blocks = num_blocks
 
     def take(self, after: int | None) -> int:
-        """Takes the block behind `after`, if it is free; otherwise one with much room behind it. There must be one."""
+        """Takes the block after `after` if it is free; otherwise one with much room after it. A block must be free."""
         index = bisect_left(self._starts, 0 if after is None else after + 1)
         if after is None or index == len(self._starts) or self._starts[index] != after + 1:
             index = max(range(len(self._starts)), key=lambda i: self._ends[i] - self._starts[i])
             start, end = self._starts[index], self._ends[index]
-            # Whoever holds the blocks before this extent may grow into it. In its middle both have room.
+            # The holder of the blocks before this extent may grow into it. From its middle, both have room.
             if start and end - start > 1:
                 middle = (start + end) // 2
                 self._ends[index] = middle

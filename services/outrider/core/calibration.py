@@ -1,7 +1,7 @@
 """Measured agreement of the target with drafted tokens.
 
-Drafters claim probabilities, and datastores count followers; how often the target agrees is neither, and is learnt here
-from its verdicts: for retrieved tokens, for a draft model's tokens, and for the chains of one session.
+Drafters claim probabilities, and datastores count followers. Neither says how often the target agrees. That is learnt
+here from its verdicts: for retrieved tokens, for a draft model's tokens, and for the chains of one session.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
 LEAST_RATE = 0.02
-"""Least rate of a guess, and least distance of a rate from 1: measured rates are of few cases at first."""
+"""Least rate of a guess, and least distance of a rate from 1: the first measured rates rest on few cases."""
 
 RetrievalKey = tuple[Source, int, int]
 """Guesses that are counted together: source, length of the match, class of the share."""
 MAX_FINE_CLASS = 6
-"""Smaller shares than one half to this power are counted as that."""
+"""Shares below one half to this power are counted as that."""
 
 RETRIEVAL_FIRST_WEIGHT = 4
 """Cases that the rate before the first case is worth."""
@@ -60,7 +60,7 @@ class RetrievalCalibration:
         """Counts a verdict of the target on a guess."""
         rate = self.rate(key)
         num_seen = self._num_seen[key] = self._num_seen.get(key, 0) + 1
-        # What was measured elsewhere counts as RETRIEVAL_FIRST_WEIGHT cases; later, what happens now counts more.
+        # The first rate counts as RETRIEVAL_FIRST_WEIGHT cases; later, new cases count more.
         rate += max(self._weight, 1 / (num_seen + RETRIEVAL_FIRST_WEIGHT)) * (agreed - rate)
         # Never 0: a retrieved node is scored by the logarithm of its rate.
         self._rates[key] = min(1 - LEAST_RATE, max(LEAST_RATE, rate))
@@ -113,7 +113,7 @@ class DraftCalibration:
         return is_greedy, min(rank, MAX_RANK), depth_class, min(6, int(-2.0 * logprob))
 
     def corrected(self, key: DraftKey, logprob: float) -> float:
-        """Returns the log-probability that the target says a token that is claimed with this log-probability."""
+        """Returns the log-probability that the target says a token with this claimed log-probability."""
         sums = self._sums.get(key)
         if sums is None:
             return min(logprob, MOST_LOGPROB)
@@ -137,8 +137,8 @@ class DraftCalibration:
 
 
 class PendingClaims:
-    """Holds the claims of one session on which the target has not spoken yet. Every candidate passes through here
-    between the model and the tree."""
+    """Holds the claims of one session that have no verdict yet. Every candidate passes through here between the model
+    and the tree."""
 
     def __init__(self, calibration: DraftCalibration | None, is_greedy: bool) -> None:
         """`calibration` None means that claims are neither corrected nor judged."""
@@ -156,7 +156,8 @@ class PendingClaims:
             key = calibration.key(self._is_greedy, rank, depth, candidate.logprob)
             claims.append((key, candidate.logprob))
             logprob = calibration.corrected(key, candidate.logprob)
-            # q stays what the token was drawn from: only the score is corrected, or the ratio rule would bend the text.
+            # q stays the distribution that the token was drawn from: only the score is corrected, or the ratio rule
+            # would change the text's distribution.
             corrected.append(Candidate(candidate.token_id, logprob, candidate.q))
         self._open[node] = [candidate.token_id for candidate in found], claims
         return corrected
@@ -167,7 +168,7 @@ class PendingClaims:
         for token_id in token_ids:
             if node is None or self._calibration is None:
                 break
-            # Taken out: the target speaks only once behind a node.
+            # Taken out: there is only one verdict after a node.
             claimed = self._open.pop(node, None)
             if claimed is not None:
                 tokens, claims = claimed
@@ -175,8 +176,8 @@ class PendingClaims:
             node = node.children.get(token_id)
 
     def forget(self) -> None:
-        """Drops claims below dead nodes: the target will never speak there."""
-        # The root stays, though it is committed: the target has not spoken behind it yet.
+        """Drops claims below dead nodes: they will have no verdict."""
+        # The root stays, though it is committed: there is no verdict after it yet.
         self._open = {node: claimed for node, claimed in self._open.items() if node.state is not NodeState.DEAD}
 
 
@@ -187,11 +188,11 @@ FIRST_ACCEPTANCE_WEIGHT = 8.0
 ACCEPTANCE_DECAY = 1 - 1 / 64
 """Factor of the weight of old tokens at each new one."""
 MIN_ACCEPTANCE_RATE, MAX_ACCEPTANCE_RATE = 0.05, 0.98
-"""Beyond these, SAGUARO's Theorem 12 gives everything to one end of the chain, on the word of a few rounds."""
+"""Beyond these, SAGUARO's Theorem 12 gives everything to one end of the chain, by the evidence of a few rounds."""
 
 
 class AcceptanceRate:
-    """Measures how often a token of a chain is accepted when those before it were (a_p of SAGUARO's Theorem 12).
+    """Measures how often a token of a chain is accepted if those before it were (a_p of SAGUARO's Theorem 12).
 
     Belongs to one session. Old rounds count less.
     """
@@ -218,8 +219,8 @@ class AcceptanceRate:
 
 
 FIRST_EXPONENT = 1.0
-"""Exponent before the first miss: that of a draft model that shares the target's noise (measured: .95 to .99). Without
-shared noise it is less than half of that."""
+"""Exponent before the first miss, about as measured with a draft model that shares the target's noise (.95 to .99).
+Without shared noise it is less than half of that."""
 FIRST_EXPONENT_WEIGHT = 8.0
 """Outcomes that the first exponent is worth."""
 MAX_COUNTED_RANK = 8
@@ -229,8 +230,8 @@ MIN_EXPONENT, MAX_EXPONENT = 0.02, 4.0
 
 
 class MissExponent:
-    """Measures how fast misses become fewer with the number of guesses (r of SAGUARO's Theorem 12): the target's token
-    is none of the F best with a probability that falls like F ** -r, here (F + 1) ** -r.
+    """Measures how fast misses become fewer with the number of guesses (r of SAGUARO's Theorem 12). The probability
+    that the target's token is none of the F best falls like F ** -r, here (F + 1) ** -r.
 
     Belongs to one session. Old outcomes count less.
     """
@@ -253,8 +254,8 @@ class MissExponent:
         self._value = None
 
     def _fitted(self) -> float:
-        """Returns minus the slope of log misses over log (F + 1) through the origin, since no guess misses always, by
-        least squares; drawn towards FIRST_EXPONENT."""
+        """Returns minus the slope of log misses over log (F + 1), by least squares, drawn towards FIRST_EXPONENT. The
+        line goes through the origin, since with no guess every token is a miss."""
         total = missed = sum(self._counts)
         products = squares = 0.0
         for num_guesses, hits in enumerate(self._counts[:-1], start=1):

@@ -1,4 +1,4 @@
-"""Chat templates as texts: what can be told of one without rendering it."""
+"""Chat templates as texts: facts about a template that need no rendering."""
 
 from __future__ import annotations
 
@@ -6,6 +6,5 @@ import re
 
 
 def reads_variable(template: str, name: str) -> bool:
-    """Returns True if a template reads a variable. It does so by writing its name: there is no other way to get at
-    one."""
+    """Returns True if a template reads a variable. It can do so only by the variable's name."""
     return name.isidentifier() and re.search(rf"\b{name}\b", template) is not None

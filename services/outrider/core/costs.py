@@ -1,8 +1,8 @@
-"""Costs of a round: the rows of a target forward that are worth their time, and the time that a draft is worth.
+"""Costs of a round: the number of rows of a target forward that pays, and the time that a draft is worth.
 
-A forward reads its weights once, whatever its rows: up to a point, further rows are nearly free, and then they are not
-(8 on a CPU in bfloat16, 32 to 64 on a GPU). Where that point lies is measured when the server starts; how much a row
-brings is its path's probability. A draft that is waited for must bring more tokens than plain rounds in that time.
+A forward reads its weights once, whatever its rows, so rows are nearly free up to a point: 8 on a CPU in bfloat16, 32
+to 64 on a GPU. That point is measured when the server starts. A row brings as many tokens as its path is probable. A
+draft that is waited for must bring more tokens than plain rounds in that time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outrider.core.tree import Node
 LEARNING_RATE = 0.05
 """Weight of one forward in the running time of its size."""
 MAX_DEVIATION = 2.0
-"""Greatest ratio, up or down, of a forward's time to the usual one that is learnt: beyond it, the host was
+"""Greatest ratio, up or down, of a forward's time to the usual one that is learnt. Beyond it, the host was
 disturbed."""
 
 
 class Contexts(NamedTuple):
-    """Describes what stands before the rows of a forward."""
+    """Describes the text before the rows of a forward."""
 
     num_slots: int = 0
     """Slots that are attended, of all sessions together."""
@@ -33,16 +33,16 @@ class Contexts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionTimes:
-    """Predicts what attention adds to a forward behind long contexts. Each session's keys and values are read once,
-    which takes a time by slot, and each of its rows attends to them, which takes a time by row and slot."""
+    """Predicts the time that attention adds to a forward with long contexts. Each session's keys and values are read
+    once, which takes a time per slot. Each of its rows attends to them, which takes a time per row and slot."""
 
     slot_ms: float = 0.0
     row_slot_ms: float = 0.0
     context_len: int = 0
-    """Slots before the rows of the forwards that all others are compared with; shorter contexts count as this long."""
+    """Slots before the rows in the forwards that were measured by size; shorter contexts count as this long."""
 
     def of(self, num_rows: int, contexts: Contexts) -> float:
-        """Returns what is added, in milliseconds. Sessions have equally many of the rows."""
+        """Returns the added time in milliseconds. Sessions are taken to have equally many of the rows."""
         num_beyond = max(0, contexts.num_slots - contexts.num_sessions * self.context_len)
         return num_beyond * (self.slot_ms + self.row_slot_ms * num_rows / max(1, contexts.num_sessions))
 
@@ -51,17 +51,17 @@ class ForwardTimes:
     """Predicts the time of one target forward by its rows, in milliseconds, from measurements at some sizes.
 
     Between the sizes it interpolates linearly. Beyond the largest one the time grows in proportion to the rows, until
-    forwards of that size have been observed: two measurements that lie close together, each with its noise, say
-    nothing of a line through them. From a single size nothing is known of others, and all count as equal to it.
+    forwards of that size have been observed: two noisy measurements that lie close together do not determine a line.
+    With a single measured size, all others count as equal to it.
 
-    More rows can be cheaper: matrix products have kernels for some sizes that beat those for smaller ones. So the
-    times need not rise. The rows of a sub-tree cost what those of a chain cost: the mask is a small part of the
-    attention (measured: within 2 % at 8 to 32 rows behind 200 to 800 tokens).
+    Times need not rise with the rows: matrix products have kernels for some sizes that are faster than those for
+    smaller ones. The rows of a sub-tree cost as much as those of a chain: the mask is a small part of the attention
+    (measured: within 2 % at 8 to 32 rows after 200 to 800 tokens).
 
-    The sizes were measured behind a short context. What long ones add is predicted apart, for `contexts`.
+    The sizes were measured with a short context. The time that long ones add is predicted separately, for `contexts`.
 
-    Where forwards are filled up to a few sizes, as the graphs of a GPU are, nothing lies between these: all rows up to
-    a size cost what it costs, and more than the largest one has take several forwards.
+    Some forwards are padded to a few sizes, as the graphs of a GPU are. Then any number of rows up to a size costs as
+    much as that size, and more rows than the largest size take several forwards.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class ForwardTimes:
         """
         Args:
             measured_ms: Times by number of rows.
-            is_filled_up: True if every forward is filled up to the next of these numbers.
-            attention: What long contexts add. None means nothing.
+            is_filled_up: True if every forward is padded to the next of these numbers.
+            attention: Predicts the time that long contexts add. None means that they add none.
 
         Raises:
             ValueError: There is no measurement, or one is not positive.
@@ -85,21 +85,21 @@ class ForwardTimes:
         self._sizes = sorted(measured_ms)
         self._times_ms = [measured_ms[size] for size in self._sizes]
         self._step = self._sizes[-1]
-        """Rows between the sizes beyond the largest one that was measured at first."""
+        """Rows from one size to the next beyond the largest one that was measured at first."""
         self._is_filled_up = is_filled_up
         self._known: dict[int, float] = {}
-        """Times of sizes without what contexts add."""
+        """Times of sizes, without the time that contexts add."""
         self._attention = attention or AttentionTimes()
         self._attention_scale = 1.0
-        """Ratio of what contexts add to what was measured at first."""
+        """Ratio of the time that contexts add to the first measurement of it."""
         self.contexts = Contexts()
-        """Contexts of the forwards that are asked about."""
+        """Contexts of the forwards whose times are asked for."""
 
     def observe(self, num_rows: int, time_ms: float, contexts: Contexts | None = None) -> None:
-        """Learns from a forward: the nearest size, and what contexts add, move slowly towards its time.
+        """Learns from a forward: the time of the nearest size, and the time that contexts add, move slowly towards its
+        time.
 
-        A machine that was busy when the server started is not busy for ever. A forward beyond the largest size adds
-        its own.
+        A machine that was busy when the server started may become idle. A forward beyond the largest size adds a size.
 
         Args:
             num_rows: Its rows.
@@ -112,7 +112,7 @@ class ForwardTimes:
             return
         expected = self._without_contexts(num_rows) + attention_ms
         ratio = min(MAX_DEVIATION, max(1 / MAX_DEVIATION, time_ms / expected))
-        # Each part has the share of the error that it has of the time.
+        # The error is divided between the two parts in proportion to their times.
         share = attention_ms / expected
         self._attention_scale *= 1 + LEARNING_RATE * share * (ratio - 1)
         if self._is_filled_up:
@@ -125,17 +125,17 @@ class ForwardTimes:
     def _add_size(self, num_rows: int, time_ms: float) -> None:
         if len(self._sizes) == 1:
             return
-        # Whole steps, so that they are few. Rounded up, as fewer rows do not take longer than more of them.
+        # In whole steps, so that sizes are few. Rounded up, as fewer rows do not take longer than more rows.
         size = -(-num_rows // self._step) * self._step
-        # The first time of a size may be a hiccup: it lies between what is known and what would be taken without it.
+        # The first time of a size may be a hiccup, so it is kept between the known times and the estimate without it.
         bounded_ms = min(self._without_contexts(size), max(max(self._times_ms), time_ms))
         self._sizes.append(size)
         self._times_ms.append(bounded_ms)
         self._known.clear()
 
     def of(self, num_rows: int, contexts: Contexts | None = None) -> float:
-        """Returns the time of a forward behind these contexts, of which None means `contexts`. Beyond the largest size
-        it is never less than that of any known size."""
+        """Returns the time of a forward with these contexts; None means `contexts`. Beyond the largest size it is at
+        least that of every known size."""
         contexts = self.contexts if contexts is None else contexts
         return self._without_contexts(num_rows) + self._attention_ms(num_rows, contexts)
 
@@ -143,7 +143,7 @@ class ForwardTimes:
         return self._attention_scale * self._attention.of(num_rows, contexts)
 
     def _without_contexts(self, num_rows: int) -> float:
-        # Kept, because `num_worth` asks for one size after the other, round after round.
+        # Cached, because `num_worth` asks for one size after the other in every round.
         time_ms = self._known.get(num_rows)
         if time_ms is None:
             time_ms = self._known[num_rows] = self._estimated(num_rows)
@@ -174,16 +174,16 @@ def path_probabilities(nodes: Sequence[Node], root: Node) -> list[float]:
 def num_worth(
     probabilities: Sequence[float], times: ForwardTimes, num_sharing: int = 1, overhead_ms: float = 1.0
 ) -> int:
-    """Returns the number of rows, from the first, that bring the most tokens in the time of the round.
+    """Returns the number of rows, from the first, with the most tokens per time of the round.
 
     Args:
         probabilities: For each row, in the order in which they would be taken, that its token is accepted.
         times: The target's forward.
         num_sharing: Sessions in one forward. Their rows share its time; all are taken to want equally many.
-        overhead_ms: Time of a round beside its forward.
+        overhead_ms: Time of a round besides its forward.
     """
-    # A round without drafted rows brings one token, the target's own draw. All numbers are looked at, beyond the first
-    # one that is worse, too: more rows can be cheaper (`ForwardTimes`).
+    # A round without drafted rows brings one token, the target's own draw. The search does not stop at the first worse
+    # number, because more rows can be cheaper (`ForwardTimes`).
     best, best_rate, tokens = 0, 1.0 / (times.of(num_sharing) + overhead_ms), 1.0
     for count, probability in enumerate(probabilities, start=1):
         tokens += probability
@@ -194,7 +194,7 @@ def num_worth(
 
 
 STUCK_AFTER_TIMEOUTS = 3
-"""Waits in vain, one after another, before a drafter counts as stuck and is not waited for until it answers again."""
+"""Wasted waits in a row before a drafter counts as stuck and is not waited for until it answers again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +208,23 @@ class DraftTimings:
     accepted_per_chain: float
     """Usual number of tokens accepted of a chain that is not empty."""
     num_timeouts: int
-    """Waits in vain since the drafter last answered."""
+    """Wasted waits since the drafter last answered."""
     num_sessions: int = 1
     """Sessions that share the forwards."""
 
 
 HOLD_SHARE = 0.25
-"""Share of a forward for which a round that would leave out waiting sessions is held back for them: two forwards one
-after the other cost more, as each reads all weights."""
+"""Share of a forward's time for which a round is held back for waiting sessions that it would leave out: two forwards
+one after the other cost more, as each reads all weights."""
 
 
 def critical_batch(timings: DraftTimings) -> float:
     """Returns the number of sessions from which on none of them should wait for a draft after a miss (b* of SAGUARO's
     fallback by batch size).
 
-    One that waits for L brings the tokens that are kept of a chain, less those of the plain rounds that it leaves out;
-    meanwhile each of the others stands still for L, or for HOLD_SHARE of a forward, after which they go without it.
+    A session that waits for the time L gains the kept tokens of a chain, less those of the plain rounds that it leaves
+    out. Meanwhile each of the others stands still for L, or for HOLD_SHARE of a forward, after which they go on without
+    it.
     """
     latency_ms = _latency_ms(timings)
     if not timings.forward_ms or not latency_ms:
@@ -240,8 +241,8 @@ def _latency_ms(timings: DraftTimings) -> float:
 def patience_ms(waiting: Waiting, timings: DraftTimings) -> float:
     """Returns the time to wait for a draft, counted from the commit. 0 means not at all.
 
-    A draft that is waited for saves `accepted_per_chain` plain rounds. Waiting longer than that costs more than it
-    brings. A draft that is usually there after t is given up on after 2 t + 1: later, it is not late but lost.
+    A draft that is waited for saves `accepted_per_chain` plain rounds. Waiting longer than these last costs more than
+    it brings. A draft that usually comes after t ms is given up after 2 t + 1 ms: it is then taken for lost, not late.
     """
     if waiting is Waiting.NEVER or timings.num_timeouts >= STUCK_AFTER_TIMEOUTS:
         return 0.0

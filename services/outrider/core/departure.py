@@ -1,27 +1,28 @@
-"""The moment at which a draft leaves: when one more token would be worth less than the target's wait for it.
+"""The departure of a draft: it leaves when one more token would be worth less than the target's wait for it.
 
-Between two commits a text grows in rounds: the target waits for n forwards of the draft model, then verifies. Let c be
-the time of a draft forward by that of a round that waits for nothing, P(n) the probability that the target keeps the
-n-th token (and all before it), a its ratio to P(n - 1). A renewal argument tells what the n-th token is worth.
+A text grows in rounds: the target waits for n forwards of the draft model, then verifies. Let c be the time of a draft
+forward divided by that of a round that does not wait, P(n) the probability that the target keeps the n-th token (and
+all before it), a its ratio to P(n - 1). The worth of the n-th token follows from a renewal argument.
 
-**Draft and target take turns.** Each round brings 1 + P(1) + ... + P(n) tokens in the time 1 + n c. Their quotient, the
-speed, grows with one more token while that brings more in its time than the round does on average:
+**Draft and target take turns.** Each round brings 1 + P(1) + ... + P(n) tokens in the time 1 + n c. One more token
+raises their quotient, the speed, while it brings more in its time than the round does on average:
 
     P(n + 1) / c > (1 + P(1) + ... + P(n)) / (1 + n c).
 
 With P(n) = a ** n this is where Theorem 3.8 of Leviathan et al. (2023) has its maximum.
 
 **The draft model drafts while the target works.** Then the target waits only after a miss. Let g be the speed (in
-tokens by the time of a round), V what a round brings that follows a hit and so waits for nothing, s the probability
-that another such round follows. A hit is worth h = (V - g) / (1 - s) more than a miss: what those rounds bring beyond
-the usual. One more token brings P(n + 1), costs c g, and makes a hit less probable by (1 - a) P(n + 1), because it must
-be kept, too. So it is worth its time while P(n + 1) (1 - (1 - a) h) > c g. For a chain V = (1 - s) / (1 - a): then
-(1 - a) h = 1 - g / V, the speed cancels out, and what is left is
+tokens per time of a round), V the tokens of a round that follows a hit and so does not wait, s the probability that
+another such round follows. A hit is worth h = (V - g) / (1 - s) tokens more than a miss: the tokens of those rounds
+beyond the usual. One more token brings P(n + 1), costs c g, and makes a hit less probable by (1 - a) P(n + 1), because
+it must be kept, too. So it is worth its time while P(n + 1) (1 - (1 - a) h) > c g. For a chain V = (1 - s) / (1 - a).
+Then (1 - a) h = 1 - g / V, the speed cancels out, and the condition becomes
 
     P(n + 1) / c > V.
 
-Both say the same: a draft forward that the target waits for must bring more than the target brings in that time
-otherwise, which is the mean of its rounds where all of them wait, and that of the rounds that do not where some do not.
+Both say the same: a draft forward that the target waits for must bring more than the target otherwise brings in that
+time. That is the mean of all rounds where all of them wait, and the mean of the rounds that do not wait where some do
+not.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from outrider.core.statistics import RunningMean
 
 @dataclass(slots=True)
 class PairTimes:
-    """Holds what forwards take, as far as one side knows it."""
+    """Holds the times of forwards, as far as one side knows them."""
 
     draft_us: RunningMean = field(default_factory=RunningMean)
     """Time of a forward of the draft model that reads no prompt, in microseconds."""
     target_us: int = 0
-    """The latest time of a forward of the target that a session was told, in microseconds: the first guess of the next
-    session. 0 means not known."""
+    """Latest time of a target forward that a session was told, in microseconds. The next session begins with it. 0
+    means not known."""
 
 
 class AwaitedDraft(NamedTuple):
-    """Says what a session's draft is worth now, and what it has cost."""
+    """The worth of a session's draft now, and its cost so far."""
 
     num_kept: float
-    """Tokens that a round is expected to bring that begins now."""
+    """Expected tokens of a round that begins now."""
     num_gained: float
-    """Tokens that it is expected to bring more for another forward of the draft model. 0 if the draft has ended."""
+    """Expected further tokens by another forward of the draft model. 0 if the draft has ended."""
     num_forwards: int
     """Forwards since the last commit."""
     round_us: float
@@ -59,28 +60,28 @@ class AwaitedDraft(NamedTuple):
 
 
 def is_worth_waiting(drafts: Sequence[AwaitedDraft], forward_us: float) -> bool:
-    """Returns True if the target says more in its time by waiting for another forward of the draft model.
+    """Returns True if the target brings more tokens per time by waiting for another forward of the draft model.
 
-    Sessions that take turns share both models' forwards: all of them wait for the longest draft. So what a forward
-    brings to all that go on is compared with what all of them lose by waiting.
+    Sessions that take turns share both models' forwards: all of them wait for the longest draft. So the gain of a
+    forward for all sessions that go on is compared with the loss of all sessions that wait.
 
     Args:
         drafts: Those of all sessions that take turns with the target together; at least one.
         forward_us: Time of a forward of the draft model, in microseconds.
     """
-    # One that has just come may not know it yet.
+    # The maximum, because a new session may not know it yet.
     round_us = max(draft.round_us for draft in drafts)
     if not round_us:
         return True
     taken_us = round_us + forward_us * max(draft.num_forwards for draft in drafts)
-    # What brings more in its time than the rest has done raises the mean.
+    # A forward raises the mean if it brings more in its time than the round brings on average without it.
     gained, kept = sum(draft.num_gained for draft in drafts), sum(draft.num_kept for draft in drafts)
     return gained * taken_us >= kept * forward_us
 
 
 def least_awaited(num_tokens: float, draft_share: float, acceptance_rate: float) -> float:
-    """Returns the probability of a path from which on another token after it is worth the wait of a target that
-    otherwise need not wait. It is above 1 where not even the first one is.
+    """Returns the least probability of a path after which another token is worth the wait of a target that otherwise
+    need not wait. It is above 1 if not even the first token is.
 
     Args:
         num_tokens: Tokens of a round that need not wait (V).

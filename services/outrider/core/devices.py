@@ -9,5 +9,5 @@ _DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 
 
 def is_device(name: str) -> bool:
-    """Returns True if a name obeys `DEVICE_RULE`. Whether there is such a device here is not asked."""
+    """Returns True if a name obeys `DEVICE_RULE`. It is not checked that this machine has such a device."""
     return _DEVICE.fullmatch(name) is not None

@@ -12,10 +12,11 @@ USUAL_MAX_NUM_SESSIONS = 64
 
 
 class LoadEstimate:
-    """Estimates how many sessions a server has: as it last said, and what this process has begun and ended there since.
+    """Estimates how many sessions a server has: its last report, and the sessions that this process has begun and ended
+    there since.
 
-    Without the second part a burst of sessions would all go to the server that had least to do before it. A session is
-    any object that lives as long as it does, or until `end`.
+    Without the second part a burst of sessions would all go to the server that was least loaded before it. A session is
+    any object that lives as long as the session does, or until `end`.
     """
 
     __slots__ = ("_own", "_unreported", "busy", "max_num_sessions", "num_reported")
@@ -27,7 +28,7 @@ class LoadEstimate:
         """Most sessions at a time. 0 means that the server has not said it."""
         self.busy = 0.0
         """Share of the time that the server is busy, 0 to 1."""
-        # Weak: whoever drops a session without a word must not count for ever.
+        # Weak: a session that is dropped without `end` must not count for ever.
         self._own: WeakSet[object] = WeakSet()
         self._unreported: WeakSet[object] = WeakSet()
 
@@ -38,7 +39,7 @@ class LoadEstimate:
             self._unreported.add(session)
 
     def opened(self, session: object) -> None:
-        """Takes in that the server has taken a session, without a word on its load."""
+        """Records that the server has taken a session without reporting its load."""
         if session in self._unreported:
             self._unreported.discard(session)
             self.num_reported += 1
@@ -46,18 +47,18 @@ class LoadEstimate:
     def report(
         self, num_sessions: int, max_num_sessions: int, busy: float = 0.0, session: object | None = None
     ) -> None:
-        """Takes in what the server says.
+        """Takes in a report of the server.
 
         Args:
             num_sessions: Sessions there now, of all callers.
             max_num_sessions: Most of them at a time.
             busy: Share of the time that it is busy, 0 to 1.
-            session: The session with whose opening this comes, which `num_sessions` includes. None means that it comes
+            session: The session whose opening the report came with; `num_sessions` includes it. None means that it came
                 with no opening.
         """
         if session is not None:
             self._unreported.discard(session)
-        # Reports come from the network: what is impossible must not make a server look empty, or full for ever.
+        # Reports come from the network: impossible values must not make a server look empty, or full for ever.
         self.num_reported = min(MOST_SESSIONS, max(0, num_sessions))
         self.max_num_sessions = min(MOST_SESSIONS, max(0, max_num_sessions))
         self.busy = min(1.0, max(0.0, busy))
@@ -71,7 +72,7 @@ class LoadEstimate:
             self._unreported.discard(session)
 
     def forget(self) -> None:
-        """Forgets the last report, which is old, or of a process that is gone."""
+        """Forgets the last report: it is old, or the process that made it is gone."""
         self.num_reported, self.busy = 0, 0.0
 
     @property
@@ -86,29 +87,29 @@ class LoadEstimate:
 
     @property
     def is_full(self) -> bool:
-        """True if the server would refuse a session by its own word."""
+        """True if the server would refuse a session, by its last report."""
         return 0 < self.max_num_sessions <= self.num_sessions
 
     def share_with(self, num_more: int = 0) -> float:
-        """Returns the share of the server that is in use if it had so many sessions more.
+        """Returns the share of the server that would be in use with so many more sessions.
 
-        A server that is busy all the time counts one session more: of those with as many sessions each it is the
-        fullest, whatever it has besides.
+        A server that is busy all the time counts as having one session more: among servers with equally many sessions
+        it is the fullest, whatever else it does.
         """
         return (self.num_sessions + num_more + self.busy) / (self.max_num_sessions or USUAL_MAX_NUM_SESSIONS)
 
 
 AVOID_S = 1.0
-"""Least time that a server that has failed is left alone, in seconds."""
+"""Least time for which a failed server is avoided, in seconds."""
 MAX_AVOID_S = 30.0
 BELIEVED_S = 5.0
 """Time for which a report of a server's load is believed, in seconds. After that the server is tried again."""
 
 
 class ReplicaLoads:
-    """Chooses a server for each call, among several that can do the same work: the one with least to do.
+    """Chooses a server for each call, among several that can do the same work: the least loaded one.
 
-    Holds what each has said of its load, and which have just failed. Servers are numbered from 0. `now` is in seconds
+    Holds each server's reported load, and which ones have just failed. Servers are numbered from 0. `now` is in seconds
     since any fixed moment, the same one in all calls.
     """
 
@@ -124,15 +125,15 @@ class ReplicaLoads:
         self._avoided_until = [0.0] * count  # in the past: none is avoided
 
     def choose(self, now: float, num_failures: Sequence[int] = (), session: object | None = None) -> int:
-        """Returns the number of the server to ask: the one with least to do, the next one in turn among equals.
+        """Returns the number of the server to call: the least loaded one; among equals, the next one in turn.
 
-        One that has just failed comes behind all that have not. In either group the one that has failed this very call
-        least often comes first; then, of those that have just failed, the first to come back.
+        Servers that have just failed come after all others. In either group, the one that has failed this call least
+        often comes first. Among those that have just failed, the first to come back is next.
 
         Args:
             now: The time.
             num_failures: How often each has failed this call. Empty means that none has.
-            session: Counts there, until `end` or as long as it lives. None means a call that is soon over.
+            session: Counts as a session there until `end`, or as long as it lives. None means a call that is soon over.
         """
         count = len(self._loads)
 
@@ -141,7 +142,7 @@ class ReplicaLoads:
             is_avoided = self._avoided_until[number] > now
             return is_avoided, failures, self._avoided_until[number] if is_avoided else self._share(number, now)
 
-        # `min` takes the first of equals, whose turn it is.
+        # `min` takes the first of equals, so the one in turn.
         chosen = min(((self._turn + offset) % count for offset in range(count)), key=merit)
         self._turn = (chosen + 1) % count
         if session is not None:
@@ -155,42 +156,42 @@ class ReplicaLoads:
         return load.share_with()
 
     def begin(self, number: int, session: object) -> None:
-        """Counts a session that goes to a server, whatever that has to do."""
+        """Counts a session that goes to a server, whatever the server's load."""
         self._loads[number].begin(session)
 
     def started(
         self, number: int, session: object, now: float, *, num_sessions: int, num_queued: int, max_num_sessions: int
     ) -> None:
-        """Takes in that a server has begun with a session, and what it says of its load.
+        """Records that a server has begun with a session, and its report of its load.
 
         Args:
             number: The server.
             session: The session.
             now: The time.
-            num_sessions: Sessions there, of all callers. 0 means that it says nothing of its load.
-            num_queued: Those of them that wait for room.
+            num_sessions: Sessions there, of all callers. 0 means that it does not report its load.
+            num_queued: How many of them wait for room.
             max_num_sessions: Most of them at a time.
         """
         if not num_sessions:
             self._loads[number].opened(session)
             return
-        # One that waits for room counts twice: there is none for the next one either.
+        # A session that waits for room counts twice: the next one would have to wait, too.
         self._loads[number].report(num_sessions + num_queued, max_num_sessions, session=session)
         self._believed_until[number] = now + BELIEVED_S
 
     def end(self, number: int, session: object) -> None:
-        """Takes in that a session is over at a server."""
+        """Records that a session is over at a server."""
         self._loads[number].end(session)
 
     def answered(self, number: int) -> None:
-        """Takes in that a server has answered: it gets calls in its turn again."""
+        """Records that a server has answered: it gets calls in its turn again."""
         self._avoided_until[number] = 0.0
 
     def failed(self, number: int, now: float, silent_s: float) -> None:
-        """Takes in that a server has failed after sending nothing for `silent_s`. It is left alone for as long:
-        otherwise every call would wait again for one that hangs."""
+        """Records that a server has failed after sending nothing for `silent_s`. It is avoided for as long: otherwise
+        every call would wait again for a server that hangs."""
         self._avoided_until[number] = now + min(MAX_AVOID_S, max(AVOID_S, silent_s))
 
     def has_fresh(self, now: float) -> bool:
-        """Returns True if a server has not just failed."""
+        """Returns True if at least one server has not just failed."""
         return min(self._avoided_until) <= now

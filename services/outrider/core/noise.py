@@ -1,14 +1,14 @@
-"""The Gumbel noise behind every draw: a pure function of (seed, output index, token id).
+"""The Gumbel noise of every draw: a pure function of (seed, output index, token id).
 
 Adding Gumbel noise to log-probabilities and taking the best token draws exactly from the distribution. Keying
 the noise by position makes the draw repeatable, and lets a draft model that knows the seed guess the *draw*,
 not only the likely token. So the bits must be the same in every process, on every device, in numpy and torch:
 the hash uses only 32-bit multiplications, shifts and xors (`outrider.models.torch.noise` is the torch twin).
 
-The hash of a token is two rounds of a 32-bit finaliser, with one half of the row's 64-bit key injected before
-each: lowbias32 (Wellons 2018, the least biased of its form that a search found) and murmur3's fmix32. Both rounds
-are bijections of 32-bit words, so two tokens of a row never share a value, and the second key keeps rows apart whose
-first words are equal. Joint counts of neighbouring tokens, output indices and seeds are tested for uniformity.
+The hash of a token is two rounds of a 32-bit finaliser, with one half of the row's 64-bit key injected before each:
+lowbias32 (Wellons 2018, the least biased of its form that a search found) and murmur3's fmix32. Both rounds are
+bijections of 32-bit words, so two tokens of a row never share a value. The second key separates rows with equal first
+words. Joint counts of neighbouring tokens, output indices and seeds are tested for uniformity.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _mix_64(word: int) -> int:
 
 
 def row_key(seed: int, output_index: int) -> tuple[int, int]:
-    """Returns two 32-bit words that select the noise of one output index. For one seed, all indices have different
+    """Returns two 32-bit words that select the noise of one output index. Under one seed, all indices have different
     keys."""
     key = _mix_64(_mix_64(seed) ^ output_index)
     return key >> 32, key & 0xFFFFFFFF
@@ -62,7 +62,7 @@ def row_keys(seeds: Sequence[int], output_indices: Sequence[int]) -> npt.NDArray
 
 
 def acceptance_uniform(seed: int, output_index: int) -> float:
-    """Returns the uniform that decides under the ratio rule if a drafted token is kept: in [0, 1), one for an index.
+    """Returns the uniform in [0, 1) that decides under the ratio rule if a drafted token is kept; one for each index.
 
     Independent of the Gumbel noise: its key is that of an output index that no text reaches.
     """
@@ -72,14 +72,14 @@ def acceptance_uniform(seed: int, output_index: int) -> float:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Returns the seed of one of several texts; the first has that of the request."""
+    """Returns the seed of one of several texts; the first one has the request's seed."""
     if not index:
         return seed
     key, salt = seed.to_bytes(8, "little"), index.to_bytes(4, "little")
     return int.from_bytes(blake2b(key, digest_size=8, person=b"outrider choice", salt=salt).digest(), "little")
 
 
-# Arrays, because numpy makes one of any number, at every call. What is odd has an inverse modulo 2**32.
+# Arrays, because numpy would make one of a plain number at every call. Odd numbers have an inverse modulo 2**32.
 _FACTORS = np.array([LOWBIAS32[1], LOWBIAS32[3], FMIX32[1], FMIX32[3]], dtype=np.uint32)
 _INVERSE_FACTORS = np.array([pow(factor, -1, 2**32) for factor in _FACTORS.tolist()], dtype=np.uint32)
 _SHIFT_13, _SHIFT_15, _SHIFT_16, _SHIFT_30 = (np.array(shift, dtype=np.uint32) for shift in (13, 15, 16, 30))
@@ -101,7 +101,7 @@ def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[n
 def hashed(
     token_ids: npt.NDArray[np.uint32], first_keys: npt.NDArray[np.uint32], second_keys: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint32]:
-    """Returns the 32-bit word of each token id under the two words of `row_key` beside it.
+    """Returns the 32-bit word of each token id under its two words of `row_key`.
 
     The first and second keys have one shape, and the result, uint32, that of ids and keys broadcast.
     """
@@ -128,26 +128,26 @@ def _xor_shift(words: npt.NDArray[np.uint32], shift: npt.NDArray[np.uint32], spa
 def _between_rounds(second_keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Returns what the words are xored with between the last factor of the first round and the first of the second.
 
-    There each word is xored with its upper half, with the key, and with its upper half again. That is linear, and the
-    upper half twice is nothing: only the key's own is left.
+    There each word is xored with its upper half, with the key, and with its upper half again. That is linear, and
+    xoring with the upper half twice cancels out: only the key and the key's upper half are left.
     """
     return second_keys ^ (second_keys >> _SHIFT_16)
 
 
 class LoudTokens:
-    """Finds the tokens of a row whose hash, and so whose noise, is among the highest there are.
+    """Finds the tokens of a row that have the highest hashes of all, and so the highest noise.
 
-    The hash is a bijection of 32-bit words, so its highest words are taken back to the ids that they come from: none of
-    the other tokens is hashed.
+    The hash is a bijection of 32-bit words, so the highest words are mapped back to their ids: no other token is
+    hashed.
     """
 
     def __init__(self, num_words: int) -> None:
         """Prepares for the `num_words` highest words: 2**32 - num_words and above."""
         self._words = np.arange(2**32 - num_words, 2**32, dtype=np.uint32)
-        # Up to the second key it is the same way back in all rows.
+        # Back to the second key, the inverse is the same in all rows.
         halfway = self._words ^ (self._words >> _SHIFT_16)
         halfway *= _INVERSE_FACTORS[3]
-        # A bit was changed by the one 13 above it, which in turn was changed by the one above that.
+        # Each bit was changed by the bit 13 above it, which was itself changed by the bit 13 above that one.
         halfway ^= (halfway >> _SHIFT_13) ^ (halfway >> np.uint32(26))
         halfway *= _INVERSE_FACTORS[2]
         self._halfway = halfway
@@ -155,12 +155,12 @@ class LoudTokens:
     def find(
         self, keys: npt.NDArray[np.uint32], vocab_size: int
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-        """Finds them in several rows, whose `row_key`s are uint32 [rows, 2]: row, token id and word of each."""
+        """Finds them in several rows with `row_key`s uint32 [rows, 2]. Returns row, token id and word of each."""
         token_ids = self._halfway ^ _between_rounds(keys[:, 1:])
         spare = np.empty_like(token_ids)
         token_ids *= _INVERSE_FACTORS[1]
         np.right_shift(token_ids, _SHIFT_30, out=spare)
-        # The bits that the 15 bits above changed twice, as with 13.
+        # As with 13 above: the bits that were changed twice.
         spare ^= token_ids >> _SHIFT_15
         token_ids ^= spare
         token_ids *= _INVERSE_FACTORS[0]

@@ -1,7 +1,7 @@
-"""Parameters of the draws, resolved: every field has a value, and every value is in its range. They decide the text.
+"""Parameters of the draws, resolved: every field has a value in its range. They decide the text.
 
-A value of a wrong range raises `InvalidParameter` where it is made. With the words of parameters of the speculation
-(`outrider.core.speculation`): rows, rules, sources, scopes.
+A value outside its range raises `InvalidParameter` when the parameters are made. Here are also the enums of the
+parameters of speculation (`outrider.core.speculation`): rows, rules, sources, scopes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def check(condition: bool, field: str, rule: str, value: object) -> None:
 MAX_LOGIT_BIAS = 1024
 """Most tokens that have a bias."""
 MAX_BAD_WORDS = 512
-"""Most words that must not be said, by their tokens: two spellings of each word that is given as text."""
+"""Most bad words, by their tokens: each word that is given as text has two spellings."""
 MAX_BAD_WORD_LEN = 64
-"""Most tokens of one of them."""
+"""Most tokens of a bad word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,21 @@ class SamplingParams:
     min_p: float = 0.0
     """Keeps tokens at least min_p times as probable as the most probable one."""
     repetition_penalty: float = 1.0
-    """Divides the positive logits of tokens that prompt or output have, multiplies the negative ones (Keskar et al.
-    2019)."""
+    """Divides the positive logits of tokens in the prompt or the output, and multiplies the negative ones (Keskar et
+    al. 2019)."""
     presence_penalty: float = 0.0
-    """Taken off the logits of tokens that the output has."""
+    """Subtracted from the logits of tokens in the output."""
     frequency_penalty: float = 0.0
-    """Taken off the logit of a token once for each time that the output has it."""
+    """Subtracted from the logit of a token once for each time that it is in the output."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Token ids, each once, and what is added to their logits."""
+    """Token ids, each once, and the numbers that are added to their logits."""
     min_tokens: int = 0
     """Output tokens before which none of `stop_token_ids` is drawn."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the generation, those of the model included. Empty where min_tokens is 0: the draw does not
-    depend on them then."""
+    """Tokens that end the generation, the model's own included. Empty if min_tokens is 0: then the draw does not depend
+    on them."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """Words, by their tokens: the last one is not drawn behind the others."""
+    """Words, by their tokens: the last token is not drawn after the others."""
 
     def __post_init__(self) -> None:
         check(0 <= self.seed < 2**64, "sampling.seed", "in [0, 2**64)", self.seed)
@@ -103,12 +103,12 @@ class SamplingParams:
 
     @property
     def has_filters(self) -> bool:
-        """True if a token that is not allowed may not be drawn, however much noise it has."""
+        """True if filters exclude tokens from the draw, however much noise these have."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
     def has_penalties(self) -> bool:
-        """True if logits depend on which tokens the text has."""
+        """True if logits depend on the tokens in the text."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
@@ -153,8 +153,8 @@ class Source(Enum):
     GRAMMAR = 12
     PREDICTION = 13
 
-    # A member is equal to itself alone. Enum's own hash is computed in Python, from the name, and every round looks up
-    # many keys with a source in them.
+    # A member is equal only to itself. Enum computes its hash in Python, from the name, and every round looks up many
+    # keys that contain a source.
     __hash__ = object.__hash__
 
 
@@ -172,6 +172,6 @@ class RetrievalScope(Enum):
 TIERS = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED, Source.RING)
 """Tiers of the datastore."""
 OWN_SOURCES = (Source.RECYCLED, Source.POOL)
-"""Sources that a verifier has of its own for each session, without a datastore."""
+"""Sources that a verifier keeps for each session, without a datastore."""
 SOURCES = (*TIERS, *OWN_SOURCES)
 """Sources of retrieval that a request may name."""

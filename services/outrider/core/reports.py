@@ -1,4 +1,4 @@
-"""Reports of a generation beside its text, where the request asks for them: log-probabilities, and its rounds."""
+"""Reports of a generation next to its text, if the request asks for them: log-probabilities, and its rounds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outrider.core.statistics import DraftTime, RoundTime
 from outrider.core.tree import Node, TokenId
 
 MAX_LOGPROBS = 20
-"""Most tokens beside a token whose log-probabilities are told."""
+"""Most tokens that are reported next to an output token, with their log-probabilities."""
 
 
 class LogprobsMode(Enum):
-    """The numbers that are told for log-probabilities. The values are those of the wire, the names vLLM's."""
+    """The numbers that are reported as log-probabilities. The values are those of the wire, the names vLLM's."""
 
     RAW_LOGPROBS = 1
     """Log-probabilities of the model's own distribution: before temperature, penalties, bias and filters."""
@@ -29,12 +29,12 @@ class LogprobsMode(Enum):
 
     @property
     def is_processed(self) -> bool:
-        """True if the numbers are those after all that a request asks for."""
+        """True if the numbers are those after the request's bias, penalties, temperature and filters."""
         return self in (LogprobsMode.PROCESSED_LOGPROBS, LogprobsMode.PROCESSED_LOGITS)
 
     @property
     def raw(self) -> LogprobsMode:
-        """The same of the model's own distribution."""
+        """The same kind of number of the model's own distribution."""
         return LogprobsMode.RAW_LOGPROBS if self.is_normalised else LogprobsMode.RAW_LOGITS
 
     @property
@@ -48,19 +48,19 @@ class ReportParams:
     """Parameters of the reports. The text does not depend on them."""
 
     logprobs: int | None = None
-    """Most probable tokens whose log-probabilities are told beside each output token's own. None means not even its
-    own."""
+    """Number of most probable tokens that are reported next to each output token, with log-probabilities. None means
+    that not even the output token's own is reported."""
     prompt_logprobs: int | None = None
     """The same for prompt tokens."""
     logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
     echo: bool = False
-    """Tells the prompt as the target reads it."""
+    """True if the prompt is reported as the target reads it."""
     rounds: bool = False
-    """Tells what each round did."""
+    """True if each round is reported (`RoundReport`)."""
     text_ends: bool = False
-    """Tells where the text of each token ends."""
+    """True if the end of each token's text is reported."""
     trees: bool = False
-    """Tells which drafted tokens each round verified, beside what it did."""
+    """True if the reports of rounds also have the drafted tokens that they verified."""
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -70,11 +70,12 @@ class ReportParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log-probability of one token, or its logit (`LogprobsMode`), and those of the most probable ones there."""
+    """The log-probability of one token, or its logit (`LogprobsMode`), and those of the most probable tokens in its
+    place."""
 
     logprob: float
     rank: int
-    """Number of tokens that were more probable, and 1."""
+    """Rank of the token, from 1: the number of more probable tokens, plus 1."""
     top: tuple[tuple[int, float], ...]
     """Token ids and their numbers, the most probable first."""
 
@@ -84,15 +85,15 @@ class VerifiedTree:
     """The drafted tokens of one round, parents before children. The lists run in parallel."""
 
     parents: tuple[int, ...]
-    """Place of each one's parent in these lists. -1 is the last token committed before the round."""
+    """Index of each token's parent in these lists. -1 is the last token committed before the round."""
     token_ids: tuple[TokenId, ...]
     logprobs: tuple[float, ...]
-    """Log-probability of each after its parent, as whoever drafted it had it."""
+    """Log-probability of each token after its parent, by its drafter."""
     sources: tuple[Source, ...]
 
     @classmethod
     def of(cls, nodes: Sequence[Node]) -> VerifiedTree:
-        """Returns what nodes of a draft tree say. They are a chain or a connected sub-tree below the root."""
+        """Returns the description of nodes of a draft tree: a chain or a connected sub-tree below the root."""
         places = {node: place for place, node in enumerate(nodes)}
         return cls(
             parents=tuple(-1 if node.parent is None else places.get(node.parent, -1) for node in nodes),
@@ -107,11 +108,11 @@ class RoundReport:
     """The work of one round."""
 
     method: Method
-    """The way in which it was drafted."""
+    """The method that drafted."""
     drafted_by_source: Mapping[Source, int]
     """Drafted tokens that were verified."""
     num_accepted: int
-    """Those of them that were kept."""
+    """How many of them were kept."""
     num_forward_rows: int
     """Rows of the target's forward, those of other sessions included."""
     times: RoundTime

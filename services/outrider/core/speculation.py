@@ -1,8 +1,8 @@
 """Methods of speculation and their parameters, resolved: every field has a value, and every value is in its range.
 
-A `Method` describes a way to draft, once for everybody: growth, waiting, parameters, names. All of them are in
+A `Method` describes a way to draft, in one place: growth, waiting, parameters, names. All of them are in
 `outrider.core.methods`, one file each. `SpeculationParams` decide how fast a generation comes, and `Steering` changes
-them while it runs. A value of a wrong range raises `InvalidParameter` where it is made.
+them while it runs. A value outside its range raises `InvalidParameter` when the parameters are made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.core.growth import GrowthPolicy
 from outrider.core.params import SOURCES, TIERS, AcceptanceRule, RetrievalScope, Rows, Source, check
 from outrider.core.retrieval.plan import RetrievalPlan
 
-# Bounds of what a request may ask for: they keep a forward, a message and a tree of one session small.
+# Bounds of a request's parameters: they keep a forward, a message and a tree of one session small.
 MAX_BEAM_WIDTH = 256
 MAX_BUDGET = 256
 MAX_ROWS = 64
@@ -32,13 +32,13 @@ def check_range(field_name: str, value: float, low: float, high: float) -> None:
 
 
 class Waiting(Enum):
-    """Waiting for a draft when there is nothing to verify."""
+    """The rule for waiting for a draft when there is nothing to verify."""
 
     NEVER = 0
     WORTH = 1
     """The target waits while the draft is expected to be worth more than the time."""
     BY_BATCH = 3
-    """The same as WORTH, but never where so many sessions share forwards that a wait costs more (`critical_batch`)."""
+    """The same as WORTH, but never if so many sessions share forwards that a wait costs more (`critical_batch`)."""
     ALWAYS = 2
     """The target waits whatever the draft is worth, but not for a drafter that is stuck."""
     IN_TURNS = 4
@@ -62,13 +62,13 @@ class Fallback(Enum):
     PLAIN = 4
     """One plain token."""
     RANDOM = 5
-    """Random tokens, to compare: what is verified in vain costs no wait (the paper's fast backup)."""
+    """Random tokens, for comparison: wasted rows instead of a wait (the paper's fast backup)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationLimits:
-    """Limits of a request's parameters: a value beyond is refused, and the message states the limit. A parameter of a
-    method that is called `x` has the limit `max_x`."""
+    """Limits of a request's parameters: a greater value is refused, and the message states the limit. A method's own
+    parameter `x` has the limit `max_x`."""
 
     max_num_speculative_tokens: int = 64
     max_num_rows: int = MAX_ROWS
@@ -77,8 +77,7 @@ class SpeculationLimits:
     max_budget: int = MAX_BUDGET
     """Limit of the outcomes that SAGUARO drafts for at a time."""
     spacelike_scope: RetrievalScope = RetrievalScope.TENANT
-    """Scope of a method that needs the datastore where the request does not say: alone with itself, a session has
-    nothing to look up."""
+    """Default scope of a method that needs the datastore: in a scope of its own, a session has nothing to look up."""
 
     @property
     def max_lookahead(self) -> int:
@@ -90,15 +89,16 @@ class SpeculationLimits:
 class MethodParams:
     """A method's own parameters: base of frozen dataclasses with the fields of the method's message on the wire.
 
-    A field is a number, a flag, a member of an enum with the wire's values, or a tuple of these. `choices` in the
-    metadata of a tuple of members says which ones are allowed.
+    A field is a number, a flag, a member of an enum with the wire's values, or a tuple of these. For a tuple of
+    members, `choices` in the metadata lists the allowed ones.
     """
 
     def check(self, params: SpeculationParams, limits: SpeculationLimits | None = None) -> None:
-        """Raises InvalidParameter if these do not go together with the others, or are beyond a server's limits."""
+        """Raises InvalidParameter if these contradict the other parameters, or exceed a server's limits."""
 
     def meaningless(self, given: Collection[str], *, is_ratio: bool) -> Iterator[tuple[str, str]]:
-        """Yields the fields that mean nothing beside the others, each with the rule that a request breaks with it.
+        """Yields the fields that have no meaning next to the given ones, each with the rule that a request with it
+        breaks.
 
         Args:
             given: Names of the fields that were given.
@@ -115,11 +115,12 @@ Choice: TypeAlias = "tuple[Method, Rows, bool]"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A method as its paper has it, by fields of `SpeculationParams` on the wire; enums by members of the domain's."""
+    """A method as in its paper, by fields of `SpeculationParams` on the wire; enums are members of the domain's
+    enums."""
 
     paper: str
     fixed: Mapping[str, Any]
-    """Parameters without which it would be another method: another value is refused."""
+    """Parameters that define the method: another value is refused."""
     tunable: Mapping[str, Any]
     """Parameters that the paper tunes to models and hardware: defaults."""
 
@@ -129,14 +130,14 @@ AS_SAMPLED: Mapping[str, Any] = {
     "min_path_probability": 0.0,
     "calibration": False,
 }
-"""Preset parameters of sampled drafts: they are kept by the ratio rule, which is the greedy one at temperature 0."""
+"""Preset parameters of sampled drafts: they are kept by the ratio rule. At temperature 0 that is greedy matching."""
 AS_PICKED: Mapping[str, Any] = {
     "acceptance_rule": AcceptanceRule.MATCH,
     "min_path_probability": 0.0,
     "shared_noise": False,
     "calibration": False,
 }
-"""Preset parameters of picked drafts: the draft model's best tokens are kept where the target says the same."""
+"""Preset parameters of picked drafts: the draft model's best tokens are kept if the target says the same."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -148,50 +149,51 @@ class Method:
     meaning: str
     """The method in half a sentence, for the legend of the gateway's page."""
     colour: str
-    """Its colour in plots: of Okabe and Ito's palette, or of Paul Tol's, as that one has too few."""
+    """Its colour in plots: from Okabe and Ito's palette, or from Paul Tol's, as the first has too few colours."""
     page_colour: str = "other"
-    """Its colour on the page, by a name in the style sheet; all that auto never chooses share one."""
+    """Its colour on the page, by a name in the style sheet; all methods that auto never chooses share one."""
     parameters: type[MethodParams] | None = None
     """Its own parameters."""
     grow: Callable[[SpeculationParams], GrowthPolicy] | None = None
     """Makes a session's growth policy. None means that no drafts grow by this method itself."""
     waiting: Waiting | Callable[[SpeculationParams], Waiting] = Waiting.WORTH
-    """The waiting of a round for its draft, for some by their parameters. See `waits`."""
+    """The rule for waiting for drafts; for some methods a function of the parameters. See `waits`."""
     rows: Rows = Rows.CHAIN
-    """Use of the rows where the request does not say."""
+    """Default use of the rows."""
     takes_as_pay: bool = False
-    """Takes as many nodes as pay: only the limit bounds a path, drafting in turns ends where another forward is not
-    worth its time, and what is retrieved may take a draft's place."""
+    """True if it takes as many nodes as pay. Then only the limit bounds a path, drafting in turns ends when another
+    forward is not worth its time, and retrieved tokens may take a draft's place."""
     samples: bool = False
-    """Its drafted tokens can be samples of the draft model, as the ratio rule needs them."""
+    """True if its drafted tokens can be samples of the draft model, as the ratio rule needs them."""
     always_retrieves: bool = False
-    """Looks continuations up even if the request does not ask for it."""
+    """True if it looks up continuations even if the request does not ask for it."""
     plans: tuple[Callable[[SpeculationParams], RetrievalPlan | None], ...] = ()
-    """Own plans of retrieval: of the verifier, and of the speculator. Empty means what the request's sources say."""
+    """Own plans of retrieval: of the verifier, and of the speculator. Empty means that the request's sources decide."""
     needs_datastore: bool = False
-    """Does nothing without a datastore: it lives on what other sessions said."""
+    """True if it does nothing without a datastore: it drafts from other sessions' outputs."""
     no_prediction: str = ""
-    """Says in an error where there is no place for a predicted text: what follows "empty with method NAME"."""
+    """Set if the method cannot use a predicted text: the words of the error after "empty with method NAME"."""
     fallback: Callable[[SpeculationParams], Fallback] | None = None
-    """Returns what stands in for a draft after a miss. None means that nothing does."""
+    """Returns the substitute for a draft after a miss. None means that there is none."""
     choices: Callable[[Rows, bool, bool], tuple[Choice, ...]] | None = None
-    """Returns what this method chooses among, the one expected to be best first; by its rows, whether it retrieves, and
-    whether both models share a GPU. None means that it is used itself."""
+    """Returns the choices of this method, the one expected to be best first, by its rows, whether it retrieves, and
+    whether both models share a GPU. None means that it does not choose, but is used itself."""
     as_chosen: Callable[[SpeculationParams], SpeculationParams] | None = None
-    """Returns the parameters of a method that has chosen this one, as this one understands them. None: as they are."""
+    """Converts the parameters of the method that has chosen this one for this one. None: they stay as they are."""
     on_shared_gpu: Callable[[SpeculationParams, Collection[str]], SpeculationParams] | None = None
-    """Returns the parameters where both models share a GPU, by the fields that the request gives. None: as they are."""
+    """Converts the parameters if both models share a GPU, by the fields that the request gives. None: they stay as they
+    are."""
     published: Preset | None = None
-    """The method as its paper has it."""
+    """The method as in its paper."""
 
     def __repr__(self) -> str:
         return f"Method({self.name!r})"
 
-    # What follows is asked in every round of every session.
+    # Every round of every session reads these.
 
     @cached_property
     def field(self) -> str:
-        """Its name as a part of names: the field of its own parameters; in capitals that of the wire's enum."""
+        """Its name within names: the field of its own parameters; in capitals, the member of the wire's enum."""
         return self.name.replace("-", "_")
 
     @property
@@ -211,7 +213,7 @@ class Method:
 
     @cached_property
     def has_draft_model(self) -> bool:
-        """True if a speculator, where there is one, grows the tree."""
+        """True if a speculator grows the tree, if there is one."""
         return self.needs_draft_model or self.is_auto
 
     @cached_property
@@ -225,12 +227,13 @@ class Method:
         return self.has_draft_model or (self.always_retrieves and not self.plans)
 
     def bounds_paths(self, rows: Rows) -> bool:
-        """Returns True if `min_path_probability` bounds paths: nodes that are taken as they pay need no bound."""
-        # Auto has one for those that it chooses.
+        """Returns True if `min_path_probability` bounds paths: nodes that are taken as long as they pay need no
+        bound."""
+        # Auto has a bound, for the methods that it chooses.
         return not (self.takes_as_pay and self.needs_draft_model and rows is Rows.TREE)
 
     def waits(self, params: SpeculationParams) -> Waiting:
-        """Returns how rounds of this method wait, under parameters whose own method may be one that chose this one."""
+        """Returns how rounds of this method wait. The parameters may be those of a method that chose this one."""
         return self.waiting(params) if callable(self.waiting) else self.waiting
 
 
@@ -241,7 +244,7 @@ OFF = Method("off", "no guesses: the model writes alone", "#444444", "target", w
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
     """Parameters of drafting and of verification. They decide how fast a text comes, and under the match rule never
-    which."""
+    which text."""
 
     method: Method = OFF
     num_speculative_tokens: int = 8
@@ -256,22 +259,22 @@ class SpeculationParams:
     """Most drafted rows of one target forward, for Rows.TREE. 0 means as many as pay, by the measured forward times."""
     acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
     shared_noise: bool = True
-    """Lets the speculator rank tokens with the target's own noise (Daliri, Musco, Suresh 2024). False means by its own
-    probabilities alone, for comparison."""
+    """True if the speculator ranks tokens with the target's own noise (Daliri, Musco, Suresh 2024). False means by its
+    own probabilities alone, for comparison."""
     calibration: bool = True
-    """Scores drafts by how often the target has agreed with such drafts, and verifies as many as pay. False means as
-    the papers have it, for comparison: the draft model's own probabilities, phrases of fixed length, chains and tails
-    verified whole."""
+    """True if drafts are scored by how often the target has agreed with such drafts, and as many are verified as pay.
+    False means as in the papers, for comparison: the draft model's own probabilities, phrases of fixed length, chains
+    and tails verified whole."""
     retrieval: bool = False
-    """Puts retrieved continuations behind the chain, and in its place when it is empty."""
+    """True if retrieved continuations are put after the chain, and in its place if it is empty."""
     retrieval_scope: RetrievalScope = RetrievalScope.SESSION
     """Sessions that share their tokens for retrieval."""
     contribute: bool = False
-    """Lets the other sessions of the scope retrieve this session's tokens."""
+    """True if the other sessions of the scope may retrieve this session's tokens."""
     sources: tuple[Source, ...] = TIERS
-    """Sources that are looked up, the preferred first. A method with plans of its own has its own ones."""
+    """Sources that are looked up, the preferred first. A method with its own plans has its own sources."""
     own: tuple[MethodParams, ...] = ()
-    """Parameters of single methods, see `of`. Those that are the defaults are left out."""
+    """Parameters of single methods, see `of`. Default parameters are left out."""
 
     def __post_init__(self) -> None:
         gamma, method = self.num_speculative_tokens, self.method
@@ -283,7 +286,7 @@ class SpeculationParams:
         check_range("max_rows", self.max_rows, 0, MAX_ROWS)
         is_ratio = self.acceptance_rule is AcceptanceRule.RATIO
         is_tree = self.rows is Rows.TREE
-        # Rules name fields and values as the wire does: callers read these messages.
+        # Rules name fields and values as on the wire: callers read these messages.
         check(
             method.may_branch or not is_tree,
             "speculation.rows",
@@ -330,7 +333,7 @@ class SpeculationParams:
         return math.log(self.min_path_probability) if self.min_path_probability > 0 else -math.inf
 
     def of(self, kind: type[_Own]) -> _Own:
-        """Returns a method's own parameters, which are its defaults where nothing else is said."""
+        """Returns a method's own parameters: its defaults unless others are set."""
         return next((each for each in self.own if isinstance(each, kind)), None) or _defaults(kind)
 
     def with_own(self, *own: MethodParams) -> SpeculationParams:
@@ -339,7 +342,8 @@ class SpeculationParams:
         return replace(self, own=(*(each for each in self.own if not isinstance(each, kinds)), *own))
 
     def by_match(self) -> SpeculationParams:
-        """Returns these parameters by the match rule: what means nothing by that rule has its default."""
+        """Returns these parameters under the match rule: parameters without meaning under that rule have their
+        defaults."""
         own = (
             replace(
                 each, **{name: getattr(_defaults(type(each)), name) for name, _ in each.meaningless((), is_ratio=False)}
@@ -365,10 +369,10 @@ def _defaults(kind: type[_Own]) -> _Own:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """A change of parameters for a drafter while a generation runs. What has grown so far stays."""
+    """A change of parameters for a drafter while a generation runs. Nodes that have grown stay."""
 
     speculation: SpeculationParams | None = None
-    """Parameters to grow by from here on; those of method off pause. None means no change."""
+    """Parameters to grow by from now on; those of method off pause the drafter. None means no change."""
     forward_us: int = 0
     """Time of one forward of the target, in microseconds. 0 means no change."""
     round_trip_us: int = 0
@@ -383,7 +387,7 @@ class Steering:
         return self.speculation is not None and self.speculation.method.is_off
 
     def then(self, later: Steering) -> Steering:
-        """Returns the one change that has the effect of this one followed by a later one."""
+        """Returns the change that is equivalent to this one followed by a later one."""
         # `or` is safe: parameters are never falsy, and a number of 0 means no change.
         return Steering(
             later.speculation or self.speculation,

@@ -1,4 +1,4 @@
-"""Statistics of the speculation: counts of a generation and of a process, and where the time of rounds went."""
+"""Statistics of the speculation: counts of a generation and of a process, and the time of rounds by its parts."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ class RoundTime(NamedTuple):
     wait_ms: float
     """Waiting for a draft."""
     retrieval_ms: float = 0.0
-    """Looking continuations up in process, learning from the commit included; a part of the overhead."""
+    """Retrieval in process, learning from the commit included; a part of the overhead."""
 
     @property
     def overhead_ms(self) -> float:
         """All the rest: tree, sampler, packing, streams."""
-        # The parts are measured one by one, and may add up to a little more than the whole.
+        # The parts are measured separately, and may add up to a little more than the whole.
         return max(0.0, self.round_ms - self.forward_ms - self.wait_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTime:
-    """The time of drafts, in milliseconds: of the first one after a commit that left nothing to verify, or in turns
-    after any commit, or of all that came since the round before."""
+    """The time of drafts, in milliseconds: of the first draft after a commit that left nothing to verify (in turns,
+    after any commit), or of all drafts since the round before."""
 
     draft_latency_ms: float
     """Time from a commit to the first draft that answered it."""
     draft_forward_ms: float
     """Time of the draft model's forwards for them."""
     draft_retrieval_ms: float
-    """The time that the drafter spent on continuations, beside its forwards."""
+    """Time that the drafter spent on retrieval, besides its forwards."""
 
 
 class Peer(Enum):
-    """Whatever else than the target a generation needs. The values are those of the wire."""
+    """Everything besides the target that a generation needs. The values are those of the wire."""
 
     SPECULATOR = 1
     DATASTORE = 2
     EDGE = 3
-    """The draft model of whoever calls Collaborate."""
+    """The draft model of the caller of Collaborate."""
 
 
 class Absence(Enum):
     """Reasons for which a peer is missing. The values are those of the wire."""
 
     STARTING = 1
-    """It answers, but does not serve yet, or no more."""
+    """It answers, but does not serve yet, or no longer serves."""
     UNREACHABLE = 2
     """It could not be reached when it was needed first."""
     LOST = 3
     """It was there, and the stream to it broke."""
     SLOW = 4
-    """It answers later than is waited for."""
+    """Its answers come after the wait has ended."""
     FULL = 5
-    """It has as many sessions as it takes."""
+    """It has the most sessions that it takes."""
     UNUSABLE = 6
-    """It refuses, sends what cannot be understood, or its model does not fit."""
+    """It refuses, sends invalid messages, or its model does not fit."""
 
 
 class MissingPeers:
@@ -82,12 +82,12 @@ class MissingPeers:
         self._absent: dict[Peer, Absence] = {}
 
     def miss(self, peer: Peer, absence: Absence) -> None:
-        """Goes on without a peer."""
+        """Marks a peer as missing from now on."""
         self._absent[peer] = absence
-        self.num_rounds[peer, absence] += 0  # named, even if it is back before a round ends
+        self.num_rounds[peer, absence] += 0  # listed, even if it is back before a round ends
 
     def find(self, peer: Peer) -> None:
-        """Goes on with a peer, which may not have been missing."""
+        """Marks a peer as present from now on. It need not have been missing."""
         self._absent.pop(peer, None)
 
     def end_round(self) -> None:
@@ -109,10 +109,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class CountInfo:
-    """The description of a count, from which everything that shows the count is derived.
+    """The description of a count. Everything that shows the count is derived from it.
 
-    A new count of the speculation summary is a field of `SpeculationSummary`, a field of `Counts` with that name, and
-    the line that adds to it. The summary copies it by its name, spans carry it as `outrider.<name>`, and this
+    A new count of the speculation summary needs a field of `SpeculationSummary`, a field of `Counts` with that name,
+    and the line that adds to it. The summary copies it by its name, spans carry it as `outrider.<name>`, and this
     description decides the rest.
     """
 
@@ -123,7 +123,7 @@ class CountInfo:
     phrase: str = ""
     """Words of the line that sums a generation up for people, with {} for the number. Empty means not shown."""
     is_trouble: bool = False
-    """True if the phrase belongs into the line about a degraded generation, and only if the count is not 0."""
+    """True if the phrase belongs to the line about a degraded generation, which has it only if the count is not 0."""
 
 
 def count(description: str, *, metric: str = "", phrase: str = "", is_trouble: bool = False) -> int:
@@ -134,7 +134,7 @@ def count(description: str, *, metric: str = "", phrase: str = "", is_trouble: b
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers that speculation adds to: those of one generation, or the totals of a process.
+    """The counts of one generation, or the totals of a process.
 
     Its owner writes; other threads may read, and see numbers of about the same time.
     """
@@ -170,12 +170,12 @@ class Counts:
     )
     accepted_by_source: Counter[Source] = field(default_factory=Counter)
     rounds_by_num_accepted: Counter[int] = field(default_factory=Counter)
-    """Rounds that verified drafted tokens, by how many of these were kept."""
+    """Rounds that verified drafted tokens, by the number of kept tokens."""
     totals: Counts | None = None
-    """The counts that these are a part of: what is added here is added there, too. None means that there are none."""
+    """The totals that these counts are a part of: amounts are added to both. None means that there are none."""
 
     def add(self, **amounts: int) -> None:
-        """Adds to counts by their names. Raises AttributeError for a name that is none."""
+        """Adds to counts by their names. Raises AttributeError for an unknown name."""
         for name, amount in amounts.items():
             setattr(self, name, getattr(self, name) + amount)
         if self.totals is not None:
@@ -186,11 +186,11 @@ class Counts:
 
         Args:
             num_drafted: Drafted tokens that were verified.
-            accepted_sources: Where those of them came from that were kept.
+            accepted_sources: Origins of the kept ones.
             is_hit: True if the tree had the committed next token as a node.
         """
         if not num_drafted:
-            # Most rounds of a machine with many sessions: nothing else is known of them.
+            # The fast path, for most rounds of a machine with many sessions: there is nothing else to count.
             counts: Counts | None = self
             while counts is not None:
                 counts.num_rounds += 1
@@ -221,13 +221,13 @@ COUNTS: Mapping[str, CountInfo] = {
 
 @dataclass(slots=True)
 class Statistics(Counts):
-    """Everything that is known of the speculation in one generation. Its owner writes, others read."""
+    """All statistics of the speculation in one generation. Its owner writes, others read."""
 
     missing: MissingPeers = field(default_factory=MissingPeers)
     """Peers that the method needs and that were not there."""
     round_times: list[RoundTime] = field(default_factory=list)
     draft_times: list[DraftTime] = field(default_factory=list)
-    """Times of the drafts that were waited for and whose time is known."""
+    """Times of the drafts that were waited for, as far as they are known."""
     decisions: Sequence[Decision] = ()
     """Strategies that `auto` has used."""
 
@@ -274,8 +274,7 @@ class Histogram:
         """`bounds` are upper bounds, ascending."""
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """Observations up to each bound that are beyond the one before; the last number is of those beyond all
-        bounds."""
+        """Observations between each bound and the one before; the last number is of observations beyond all bounds."""
         self.total = 0.0
         """Sum of all observations."""
 

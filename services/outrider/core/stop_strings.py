@@ -6,15 +6,15 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 
 SIGN = 0xD800
-"""The first of the characters that stand for special tokens: halves of surrogate pairs, which no text has."""
+"""The first of the characters that stand for special tokens: halves of surrogate pairs, which do not occur in texts."""
 
 
 class StopStrings:
-    """Finds where a text first has one of several strings, and holds back what may still become one.
+    """Finds the first of several strings in a text, and holds back the end of the text that may still become one.
 
     The string that ends first counts; of two that end at the same place, the longer one. So the end does not depend on
-    where the text is cut into pieces. Special tokens that are left out of the text that is told are whole, or not
-    there: a string may have one as it is written, and never ends within one.
+    how the text is cut into pieces. Special tokens that are left out of the visible text count as a whole or not at
+    all: a string may contain one as it is written, but never ends within one.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class StopStrings:
         """
         Args:
             strings: At least one; none is empty.
-            special_tokens: As they are written; those that are left out.
+            special_tokens: The special tokens that are left out of the visible text, as they are written.
             includes_stop: Whether the text has the stop string at its end, all of it.
         """
         self._includes_stop = includes_stop
@@ -32,22 +32,22 @@ class StopStrings:
         self._strings = {string: string for string in strings} | {
             self._with_signs(string): string for string in strings
         }
-        """The strings by what they are in a text: as they are, and with signs in place of special tokens."""
+        """The strings by their forms in a text: as they are, and with signs in place of special tokens."""
         self._held = ""
         self._num_seen_ahead = 0
-        """Characters behind what is held that were an outlook before."""
+        """Characters after the held text that were an outlook before."""
         self.found: str | None = None
         """The stop string, once the text has one."""
 
     def feed(self, piece: str, outlook: str = "", left_out: str = "", *, may_stop: bool = True) -> str:
-        """Takes in the next piece; returns the text that is decided by it. Nothing may follow once a string is found.
+        """Takes in the next piece; returns the text that it decides. No piece may follow once a string is found.
 
         Args:
             piece: Follows the text so far.
-            outlook: Follows the piece if the text ends here, as it does if a string is found. It comes again, or
-                something else does, in later pieces.
-            left_out: A special token that follows that, and is no part of the text that is told.
-            may_stop: False if a string that ends in this piece or behind it does not count.
+            outlook: Follows the piece if the text ends here, as it does if a string is found. Later pieces bring it
+                again, or other characters in its place.
+            left_out: A special token that follows, and is not in the visible text.
+            may_stop: False if a string that ends in this piece or after it does not count.
         """
         sign, num_before = self._signs.get(left_out, ""), len(self._held) + self._num_seen_ahead
         self._num_seen_ahead = len(outlook)
@@ -67,24 +67,26 @@ class StopStrings:
         return self._told(held)
 
     def _first(self, text: str, num_before: int) -> tuple[int, int, str] | None:
-        """Returns where the first stop string ends and begins that ends behind the first characters, and the string."""
+        """Returns end and beginning of the first stop string that ends after the first `num_before` characters, and the
+        string."""
         matches = []
         for places in self._views(text):
             view, first = _at(text, places), bisect_left(places, num_before)
             for form, string in self._strings.items():
-                # A string that ended before was passed over, as it did not count there.
+                # Strings that ended before did not count there, and are skipped.
                 begin = view.find(form, max(0, first - len(form) + 1))
                 if begin >= 0:
                     matches.append((places[begin + len(form) - 1] + 1, places[begin], string))
         return min(matches, default=None)
 
     def _begun(self, text: str, places: Sequence[int]) -> int:
-        """Returns where that begins in a view of a text which may become a stop string; its end if nothing may."""
+        """Returns where the part of a text's view begins that may become a stop string; the text's end if there is
+        none."""
         overlap = max((_overlap(_at(text, places), form) for form in self._strings), default=0)
         return places[len(places) - overlap] if overlap else len(text)
 
     def _views(self, text: str) -> list[Sequence[int]]:
-        """Returns the places of all characters; and where some are signs, those of the others."""
+        """Returns the places of all characters and, if some characters are signs, also the places of the others."""
         views: list[Sequence[int]] = [range(len(text))]
         if any(sign in text for sign in self._signs.values()):
             views.append([place for place, character in enumerate(text) if character not in self._signs.values()])
@@ -94,7 +96,7 @@ class StopStrings:
         return text.translate(dict.fromkeys(map(ord, self._signs.values())))
 
     def _with_signs(self, string: str) -> str:
-        # Of two of which one begins the other, the longer one is meant.
+        # Longest first: where one token begins another, the longer one is meant.
         for token in sorted(self._signs, key=len, reverse=True):
             string = string.replace(token, self._signs[token])
         return string
@@ -106,7 +108,7 @@ def _at(text: str, places: Sequence[int]) -> str:
 
 
 def _overlap(text: str, string: str) -> int:
-    """Returns the length of the longest end of a text with which the string begins, the whole string not counted."""
+    """Returns the length of the longest end of a text that is a proper beginning of the string."""
     for length in range(min(len(text), len(string) - 1), 0, -1):
         if text.endswith(string[:length]):
             return length

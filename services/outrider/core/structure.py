@@ -1,10 +1,10 @@
 """Structured output: texts that obey a grammar, under speculation.
 
-Every row of a round is drawn without the grammar, as ever. On the walk from the root down, which only the target's own
-draws decide, each draw is shown to the grammar's matcher: an allowed one stands, and a refused one is drawn again,
-with the allowed tokens alone and *the same noise*. By Gumbel-max, an allowed draw from all tokens is the draw from the
-allowed ones, so the text is a pure function of prompt, parameters, seed and grammar, whatever was drafted. Filters that
-look at the whole distribution (top_k, top_p, min_p) come after the grammar: there each row of the walk is drawn again.
+Every row of a round is drawn without the grammar, as always. The target's own draws decide the walk from the root down.
+On it, each draw is shown to the grammar's matcher: an allowed one stands, and a refused one is drawn again from the
+allowed tokens alone, with *the same noise*. By Gumbel-max, an allowed draw from all tokens is the draw from the allowed
+ones, so the text is a pure function of prompt, parameters, seed and grammar, whatever was drafted. Filters that depend
+on the whole distribution (top_k, top_p, min_p) come after the grammar: with these, each row of the walk is drawn again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Structure:
     text: str
     """Description in the language of its kind."""
     special_tokens_as_text: bool = False
-    """Lets special tokens stand for the text that they are written as."""
+    """True if special tokens may stand for the text that they are written as."""
     begins_after: str = ""
-    """It holds behind this text, which the output must come to. Empty means from the beginning."""
+    """The structure begins after this text, which the output must contain. Empty means from the beginning."""
 
 
 class StructureBroken(Exception):
@@ -53,24 +53,24 @@ class Matcher(Protocol):
     """Follows one text through a grammar."""
 
     def consume(self, token_id: TokenId) -> bool:
-        """Takes the next token in; returns False, and stays as it is, if the grammar does not allow it."""
+        """Takes in the next token. Returns False, without a change, if the grammar does not allow it."""
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back as many of the latest tokens."""
 
     def num_allowed(self, token_ids: Sequence[TokenId]) -> int:
-        """Returns how many of these tokens, from the first, may follow, and stays as it is."""
+        """Returns how many of these tokens, from the first, may follow, without a change."""
 
     def forced(self) -> list[TokenId]:
-        """Returns tokens that spell what must come next: a guess, as it may be spelled by others."""
+        """Returns tokens that spell the text that must come next: a guess, as other tokens may spell it, too."""
 
     @property
     def is_over(self) -> bool:
-        """True if the text is complete, and nothing may follow."""
+        """True if the text is complete, and no token may follow."""
 
 
 class StructuredText:
-    """Holds one generation to its grammar. An `outrider.core.session.Ending`, too: it ends where the grammar does."""
+    """Holds one generation to its grammar. Also an `outrider.core.session.Ending`: it ends where the grammar does."""
 
     def __init__(self, matcher: Matcher, tree: DraftTree, token_ids: Sequence[TokenId] = ()) -> None:
         """
@@ -83,7 +83,7 @@ class StructuredText:
         self.error = ""
         """Says why the text cannot go on, if it cannot."""
         self.failure: Exception | None = None
-        """Something else that has gone wrong with the draws of a round; its session ends with it."""
+        """Another failure of a round's draws; the session ends with it."""
         self.take(token_ids)
 
     def take(self, token_ids: Sequence[TokenId]) -> int | None:
@@ -95,7 +95,7 @@ class StructuredText:
                 if self._matcher.is_over:
                     return number
         except StructureBroken as error:
-            self.error = str(error)  # not raised: others are in the same step. The next round ends with it
+            self.error = str(error)  # not raised, for the other sessions of the step; the next round ends with it
         return None
 
     def settled(
@@ -106,13 +106,13 @@ class StructuredText:
         *,
         redraws_all: bool,
     ) -> list[TokenId]:
-        """Returns draws of which those that are reached obey the grammar.
+        """Returns the draws, with those on the walk from the root replaced where the grammar does not allow them.
 
         Args:
             nodes: Drafted tokens of the round, parents before children.
             draws: The target's token for each row: the root's, then those of the nodes.
-            redraw: Draws a row again, of the tokens that the matcher allows where it stands.
-            redraws_all: Whether every row that is reached is drawn again, not only where its draw is refused.
+            redraw: Draws a row again, from the tokens that the matcher allows at its present place.
+            redraws_all: True if every row on the walk is drawn again, not only those with a refused draw.
 
         Raises:
             StructureBroken: The text cannot go on.
@@ -136,14 +136,14 @@ class StructuredText:
         return settled
 
     def prune(self, nodes: Sequence[Node]) -> bool:
-        """Removes those nodes from the tree that the grammar does not allow; returns True if there were any.
+        """Removes the nodes that the grammar does not allow from the tree. Returns True if there were any.
 
         Raises:
             StructureBroken: The text cannot go on.
         """
         is_pruned, inner = False, {node.parent for node in nodes}
         for node in nodes:
-            # A path that is allowed has no node that is not. And a node may have gone with one above it.
+            # All nodes of an allowed path are allowed. A node may have been removed with one above it.
             if node in inner or node.parent is None:
                 continue
             path = path_to(node, self._tree.root)
@@ -154,12 +154,12 @@ class StructuredText:
         return is_pruned
 
     def forced(self) -> list[TokenId]:
-        """Returns tokens that spell what the grammar forces next."""
+        """Returns tokens that spell the text that the grammar forces next."""
         return self._matcher.forced()
 
     def behind(self, path: Sequence[TokenId]) -> Matcher | None:
-        """Moves the matcher behind a path below the root, for `Matcher.rollback` to bring it back; None if the grammar
-        does not allow the path."""
+        """Returns the matcher, moved to the end of a path below the root; `Matcher.rollback` brings it back. None if
+        the grammar does not allow the path."""
         for number, token_id in enumerate(path):
             if self._matcher.is_over or not self._matcher.consume(token_id):
                 self._matcher.rollback(number)

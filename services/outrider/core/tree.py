@@ -1,13 +1,13 @@
 """The draft tree: guessed tokens that continue the committed ones, and the content rule that keeps it true.
 
 The tree owns the committed tokens. Its root stands for the last of them; a node at depth d below the root claims the
-token at position len(committed) + d - 1. A commit re-roots the tree: what agrees with the committed tokens becomes
-part of them, what contradicts them dies with everything below it, the rest keeps its value.
+token at position len(committed) + d - 1. A commit re-roots the tree: nodes that agree with the committed tokens become
+part of them, nodes that contradict them die with everything below them, and the rest keeps its value.
 
-**Content rule.** A claim names its position, never a version. One whose position is committed already is compared
-with what stands there: equal, it serves as an anchor for what follows; different, it is dropped. So messages may be
-late, repeated or reordered without harm, and a reader never needs to know which commit a drafter had seen. Nothing
-here raises on a bad claim: drafts come from outside.
+**Content rule.** A claim names its position, never a version. If its position is committed already, it is compared with
+the token there: if equal, it serves as an anchor for later claims; if different, it is dropped. So messages may be
+late, repeated or reordered without harm, and a reader need not know which commit a drafter had seen. Bad claims never
+raise here: drafts come from outside.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class NodeState(Enum):
 
 
 class Node:
-    """One guessed token. Its tree owns it; others may read it, and never write."""
+    """One guessed token. Its tree owns it; others may read it, but never write to it."""
 
-    # No __eq__: nodes are keys by their identity, because the same token may be claimed in many places.
+    # No __eq__: nodes are keys by identity, because the same token may be claimed in many places.
     __slots__ = (
         "barred",
         "children",
@@ -59,15 +59,15 @@ class Node:
         """Index that the token has, or would have, among the committed tokens."""
         self.parent = parent
         self.logprob = logprob
-        """Log-probability of the token after its parent, as its drafter sees it."""
+        """Log-probability of the token after its parent, by its drafter."""
         self.source = source
         self.state = state
         self.children: dict[TokenId, Node] = {}
         self.barred: set[TokenId] | None = None
-        """Tokens that cannot follow it (`DraftTree.remove`). None means that none is known."""
+        """Tokens that cannot follow it (`DraftTree.remove`). None means that no such token is known."""
         self.path_logprob: float = logprob if parent is None else parent.path_logprob + logprob
         """Sum of the log-probabilities from an ancestor that all live nodes share: nodes of one tree can be compared by
-        it, before and after a commit. Relative to the root, subtract the root's."""
+        it, before and after a commit. Subtract the root's to make it relative to the root."""
         self.is_expanded = False
         """True if a draft model has said what follows it."""
         self.q: SparseRow | None = None
@@ -99,7 +99,7 @@ class Draft(NamedTuple):
     num_phrase_tokens: int = 0
     """Retrieved tokens that these forwards have verified and kept (DOUBLE, section 4.1)."""
     num_rows: int = 0
-    """Rows of these forwards, those that only read the text aside. 0 means not known."""
+    """Rows of these forwards, without those that only read the text. 0 means not known."""
     num_withheld_nodes: int = 0
     """Nodes that the send budget has held back since the last message."""
     retrieval_us: int = 0
@@ -109,8 +109,8 @@ class Draft(NamedTuple):
 class DraftTree:
     """Holds the committed tokens and the guesses below them.
 
-    Claims of token ids outside [0, vocab_size) never stand: no model could be asked about them. `max_num_nodes`
-    bounds what a drafter can make the tree hold; claims beyond it are ignored until a commit makes room.
+    Claims of token ids outside [0, vocab_size) are ignored: no model could verify them. `max_num_nodes` bounds the tree
+    that a drafter can cause; claims beyond it are ignored until a commit makes room.
     """
 
     def __init__(self, committed_token_ids: Sequence[TokenId], vocab_size: int, max_num_nodes: int = 4096) -> None:
@@ -131,7 +131,7 @@ class DraftTree:
         committed tokens."""
         if base_len == len(self.committed):
             return self.root
-        # Not 0: before the first token there is nothing that a claim could follow.
+        # Not 0: before the first token there is no node that a claim could follow.
         if 0 < base_len < len(self.committed):
             return self._committed_node(base_len - 1)
         return None
@@ -149,8 +149,8 @@ class DraftTree:
             q: Distribution that it was drawn from. None means that it was picked.
 
         Returns:
-            The node that now stands for the claim, which may be an existing one. None if the claim is contradicted, its
-            parent is gone, the token does not exist or cannot come there, or the tree is full.
+            The node of the claim, which may be an existing one. None if the claim is contradicted, its parent is gone,
+            the token does not exist or cannot come there, or the tree is full.
         """
         if parent.state is NodeState.DEAD or not 0 <= token_id < self.vocab_size:
             return None
@@ -160,19 +160,19 @@ class DraftTree:
                 return None
             return self._committed_node(position)
         if parent.state is NodeState.COMMITTED:
-            # By its position it is the last committed token; but perhaps a copy of the root, made as an anchor, whose
-            # children nobody would find.
+            # By its position it is the last committed token, but it may be a copy of the root, made as an anchor.
+            # Children of such a copy would never be found.
             parent = self.root
         if parent.barred is not None and token_id in parent.barred:
             return None
         existing = parent.children.get(token_id)
         if existing is not None:
             if source is Source.DRAFT and existing.source is not Source.DRAFT:
-                # Before the new score is set: the difference moves every path through this node.
+                # Before the new score is set: the difference changes every path through this node.
                 _reweigh(existing, logprob - existing.logprob)
                 existing.logprob, existing.source, existing.q = logprob, source, q
             return existing
-        # Only here, because a claim that stands already needs no room: a full tree still takes it.
+        # Only here: an existing claim needs no room, so a full tree still takes it.
         if self.num_nodes >= self.max_num_nodes:
             return None
         node = Node(token_id, position, parent, logprob, source, NodeState.LIVE)
@@ -206,7 +206,7 @@ class DraftTree:
         return num_known
 
     def remove(self, node: Node) -> None:
-        """Removes a live node, and all below it, that cannot come: nobody's claim brings it back."""
+        """Removes a live node that cannot come, and all below it. No later claim brings it back."""
         if node.state is NodeState.LIVE and node.parent is not None:
             parent = node.parent
             del parent.children[node.token_id]
@@ -230,9 +230,8 @@ class DraftTree:
         A draft model's child is better than a retrieved one, a probable one better than an improbable one, the lower
         token id wins a tie. The chain ends where its path falls below `min_path_logprob`; its first node always stands.
 
-        With `is_sampled`, for the ratio rule, nothing depends on the value of a token that was drawn: a drawn child,
-        the first that came, is better than any that was picked, and the chain ends below a node whose path is
-        improbable, not above it.
+        With `is_sampled`, for the ratio rule, the choice does not depend on the value of a drawn token: the first drawn
+        child is better than any picked one, and the chain ends below a node whose path is improbable, not above it.
         """
         chain: list[Node] = []
         node, path_logprob = self.root, 0.0
@@ -255,7 +254,7 @@ class DraftTree:
 
         Parents come before their children, so every beginning of the list is connected too.
 
-        None is deeper than `max_depth` below the root or less probable than `min_path_logprob`, but the first one
+        No node is deeper than `max_depth` below the root or less probable than `min_path_logprob`; but the first one
         always stands. The lower token id wins a tie.
         """
         found: list[Node] = []
@@ -278,7 +277,7 @@ class DraftTree:
     def live_nodes(self) -> Iterator[Node]:
         """Yields every node below the root, parents before children."""
         queue = list(self.root.children.values())
-        # A list, unlike a dictionary, may grow while it is iterated over.
+        # Unlike a dictionary, a list may grow while it is iterated over.
         for node in queue:
             yield node
             queue.extend(node.children.values())
@@ -296,7 +295,7 @@ def path_to(node: Node, root: Node) -> list[TokenId]:
 
 
 def _reweigh(node: Node, change: float) -> None:
-    """Adds to the path's log-probability of a node and of all below it."""
+    """Adds to the path's log-probability of a node and of all nodes below it."""
     stack = [node]
     while stack:
         changed = stack.pop()
@@ -306,8 +305,7 @@ def _reweigh(node: Node, change: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SparseRow:
-    """A distribution that a drafted token was drawn from: token i has probability weights[i] / total, others have
-    none."""
+    """A distribution that a drafted token was drawn from: token i has probability weights[i] / total, others have 0."""
 
     token_ids: Sequence[int]
     """Tokens, each once."""
@@ -330,7 +328,7 @@ class SparseRow:
 class StreamNodes:
     """Translates the node ids of one drafter's stream into nodes of a tree.
 
-    Remembers at most `max_num_ids` of the latest ids; a node below a forgotten one is ignored, like one below an
+    Remembers at most `max_num_ids` of the latest ids. A node below a forgotten one is ignored, like a node below an
     unknown one.
     """
 
@@ -364,5 +362,6 @@ class StreamNodes:
 
     def _forget(self) -> None:
         alive = [(node_id, node) for node_id, node in self._nodes.items() if node.state is not NodeState.DEAD]
-        # A dictionary keeps the order of arrival, so the latest are at the end. Half of them, so that this is seldom.
+        # A dictionary keeps the order of arrival, so the latest are at the end. Half of `max_num_ids` stay, so that
+        # this is seldom needed.
         self._nodes = dict(alive[-self._max_num_ids // 2 :])

@@ -1,1 +1,1 @@
-"""The controller behind `auto`: strategies, what is known of them, and the choice among them."""
+"""The controller of `auto`: strategies, their records, and the choice among them."""

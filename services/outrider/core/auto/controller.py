@@ -1,12 +1,12 @@
-"""The controller behind `auto`: a bandit that chooses a session's strategy, round after round.
+"""The controller of `auto`: a bandit that chooses a session's strategy, round after round.
 
-It uses the strategy that yields most tokens for the time, as measured: by the session's own rounds where there are
-some, by the history of all sessions where there are none. A session stays with its strategy unless another one is
-clearly better (hysteresis), abandons it quickly when it is worse than plain rounds (the guard), and tries others
-seldom, only where they could be better and only within the budget of `outrider.core.auto.history` (trials).
+It uses the strategy with the most tokens per time, as measured: by the session's own rounds where there are some, by
+the history of all sessions where there are none. A session stays with its strategy unless another one is clearly better
+(hysteresis), abandons it quickly when it is worse than plain rounds (the guard), and tries others seldom, only where
+they could be better and only within the budget of `outrider.core.auto.history` (trials).
 
-Where the strategy needs no draft model, the drafter sleeps. To wake it costs time, too: it reads what it has missed,
-and may slow the target down with that. Such a reading is a part of the trial that needs it (`Reading`).
+Where the strategy needs no draft model, the drafter sleeps. Waking it costs time, too: it reads the tokens that it has
+missed, which may slow the target down. Such a reading belongs to the trial that needs it (`Reading`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outrider.core.auto.strategies import PLAIN, Decision, Strategy
 MIN_GAIN = 1.03
 """Least gain for which a session changes its strategy."""
 GAIN_ERRORS = 0.5
-"""Standard errors by which it must be sure of the gain."""
+"""Standard errors that are subtracted from the gain before it is compared with `MIN_GAIN`."""
 MIN_ROUNDS = 8
 """Least rounds between two changes, unless the strategy in use is worse than plain rounds. More than
 `history.TRIED_ROUNDS`, so that a strategy is known when it is left."""
@@ -32,45 +32,46 @@ COMPARE_EVERY = 4
 GUARD_ERRORS = 0.7
 """Standard errors below plain rounds at which a strategy is abandoned."""
 MIN_GUARD_WEIGHT = 5.0
-"""Rounds that must be known for that."""
+"""Least measured rounds for that."""
 MAX_DEFICIT = 4.0
-"""Tokens behind plain rounds at which a strategy is abandoned, whatever it has brought before."""
+"""Tokens fewer than plain rounds bring at which a strategy is abandoned, whatever it has brought before."""
 MAX_FUTILE_ROUNDS = 10
-"""Rounds in a row that bring what a plain round brings, after which a drafted strategy is abandoned, however little it
+"""Rounds in a row without more tokens than plain rounds after which a drafted strategy is abandoned, however little it
 seems to cost."""
 
 CEILING_ERRORS = 1.0
-"""Standard errors by which a strategy may be better than measured when it is asked if it could be the best."""
+"""Standard errors that are added to a strategy's measured rate to tell if it could be the best."""
 SECOND_TRIED_AFTER = 256
 """Rounds of all sessions before a second strategy is tried while the first one is better than plain rounds."""
 PLAIN_ERRORS = 2.0
-"""Standard errors by which plain rounds may be better than measured when it is asked if they should be tried."""
+"""Standard errors that are added to the measured rate of plain rounds to tell if they should be tried."""
 CHEAP_RATE = 1.2
-"""Rate of the usual strategy, in plain rounds, below which a trial without a draft model costs next to nothing."""
+"""Rate of the usual strategy, in plain rounds, below which a trial without a draft model is nearly free."""
 ESTABLISHED_ROUNDS = 32
 """Rounds of all sessions before a strategy is established: what it loses until then is charged to the budget of
 trials."""
 
 MAX_READING_LOSS = 16.0
-"""Plain rounds that may be lost while a draft model of which nothing is known reads a prompt."""
+"""Plain rounds that may be lost while a draft model without any record reads a prompt."""
 MAX_READING_EXCESS = 1.5
-"""Greatest ratio of what a reading loses to what was expected."""
+"""Greatest ratio of a reading's loss to its expected loss."""
 MAX_PENDING_ROUNDS = 256
-"""Rounds after which a draft model that has said nothing is no longer listened for."""
+"""Rounds after which a draft model that has sent nothing is given up."""
 MAX_SETTLING_ROUNDS = 32
-"""Rounds for which a draft model that was sent to sleep may slow the target down: it ends the forward that it is at."""
+"""Rounds for which a draft model that was sent to sleep may slow the target down: it finishes its running forward."""
 SETTLED_COST = 1.25
-"""Cost of a round from which on it still does."""
+"""Least cost of a round, in plain rounds, that shows that it still does."""
 
 LEAST_COST = 1e-3
 """Least cost of a round, in plain rounds: without it, a time below the clock's resolution would be an infinite rate."""
 
 TRIAL_ROUNDS = 8
-"""Rounds of a trial, the first one included, which says nothing. A trial that goes well is prolonged by as many."""
+"""Rounds of a trial, its first one included, which is not representative. A trial that goes well is prolonged by as
+many."""
 MAX_TRIAL_ROUNDS = 64
 """Rounds after which a trial that goes well has won."""
 MIN_TRIAL_ROUNDS = 4
-"""Rounds before a trial is given up, unless it falls far behind plain rounds."""
+"""Least rounds before a trial is given up, unless it brings far fewer tokens than plain rounds."""
 GIVE_UP_ERRORS = 1.5
 """Standard errors below the usual strategy at which a trial is given up."""
 CLEAR_ERRORS = 1.0
@@ -94,8 +95,9 @@ class Controller:
             history: The records of all sessions of the process.
             temperature: The session's.
             strategies: The strategies to choose from, the one expected to be best first. Plain rounds always belong to
-                them; where they stand has no meaning.
-            session_number: Varies when a session tries others, so that not all do so at the same place of a text.
+                them; their place is ignored.
+            session_number: Varies the time of a session's trials, so that sessions do not all try at the same place of
+                a text.
             num_prompt_tokens: Tokens that a draft model must read before it drafts.
 
         Raises:
@@ -128,7 +130,7 @@ class Controller:
         self._reading: Reading | None = None
         """The reading that must end before the current strategy has anything to verify."""
         self._num_settling = 0
-        """Rounds that a draft model which was tried may yet slow down."""
+        """Rounds that may still be slowed down by a draft model that was sent to sleep after a trial."""
         self._rounds_in_use = 0
         self._used: list[SessionStrategy] = []
 
@@ -151,7 +153,7 @@ class Controller:
                     other.reset()
                     self._history.discount(other.record)
             elif other.is_available:
-                # Without rounds of this session, nothing was lost: the peer is only late.
+                # Before the first round of this session nothing is lost: the peer is only late.
                 other.is_lost = self._num_rounds > 0
             other.is_available = other.strategy in available
         self._must_decide = True
@@ -164,7 +166,8 @@ class Controller:
         return self._in_use.strategy
 
     def hold_drafts(self) -> None:
-        """Takes in that the draft model is too slow to be tried without a budget for it."""
+        """Marks the untried draft strategies as failed: the draft model is too slow to be tried without a budget for
+        it."""
         for other in self._others:
             if other.is_drafted and not other.is_tried:
                 self._history.record_failure(other.record)
@@ -172,8 +175,8 @@ class Controller:
 
     @property
     def is_probing(self) -> bool:
-        """True while a draft model is awake, or falls asleep, of which it is not known if it pays: the target's
-        forwards may take longer than they would without it."""
+        """True while a draft model is awake, or falling asleep, that is not known to pay: the target's forwards may
+        take longer than they would without it."""
         current = self._current
         if current is None or not current.is_drafted:
             return self._num_settling > 0
@@ -187,8 +190,8 @@ class Controller:
         Args:
             num_tokens: Tokens it has committed; of several sessions that follow the controller, on average.
             round_ms: Time from the commit before it to its own.
-            is_pending: True if the draft model has said nothing yet since the strategy needs it.
-            is_typical: False if the round says nothing of its strategy.
+            is_pending: True if the draft model has sent nothing yet since the strategy needs it.
+            is_typical: False if the round is not representative of its strategy.
 
         Raises:
             ValueError: An argument is negative or not finite, or no strategy was asked for yet.
@@ -213,8 +216,8 @@ class Controller:
             if self._trial is not None:
                 self._trial.charge(num_tokens, cost, history)
             is_settling = self._is_settling(cost, tokens_behind)
-            # In the first round after a switch the drafter starts from nothing: its time counts, but it is not what the
-            # strategy brings.
+            # In the first round after a switch the drafter starts from nothing: its time counts, but it is not
+            # representative.
             is_typical = is_typical and self._rounds_in_use > 1 and not is_settling
         # Before `learn_round`, which compares the round with a record that contains it.
         history.add_round(current.record, self._temperature_class, num_tokens, cost, is_typical)
@@ -234,7 +237,7 @@ class Controller:
         if self._num_settling == 0:
             return False
         self._num_settling -= 1
-        # What a plain round costs is known. Others may cost as much without a draft model.
+        # Only the cost of a plain round is known. Other rounds may cost as much without a draft model.
         if self._current is not self._plain:
             return False
         if cost * self._plain_rate < SETTLED_COST:
@@ -259,7 +262,7 @@ class Controller:
             self._must_restart, self._trial = False, None
             self._switch_to(self._first())
         elif self._reading is not None:
-            # Before the trial that it is for: nothing is known until it has ended.
+            # Before the trial that needs it: nothing is measured until the reading has ended.
             if self._reading.is_too_dear:
                 self._give_up_reading(current)
         elif self._trial is not None:
@@ -270,7 +273,7 @@ class Controller:
         elif (
             self._num_rounds % COMPARE_EVERY == 0
             and self._rounds_in_use >= MIN_ROUNDS
-            # Where all its rounds were untypical, nothing is known of it that could be compared.
+            # If all its rounds were untypical, there is no record to compare.
             and (current is self._plain or current.record.num_rounds > 0)
         ):
             self._compare(current)
@@ -308,13 +311,13 @@ class Controller:
         if trial is not None:
             trial.lose(self._history, is_clear=True)
         usual = self._plain if trial is None or not trial.usual.is_available else trial.usual
-        # `is_probing` is asked by the switch, and without its trial the strategy may look established.
+        # After the switch, which sets this by `is_probing`: without its trial the strategy may look established.
         self._num_settling = MAX_SETTLING_ROUNDS
         self._switch_to(usual)
 
     def _estimate(self, session_strategy: SessionStrategy) -> Estimate:
         if session_strategy is self._plain:
-            # The yardstick of all others: its rate counts as exact.
+            # All others are compared with it, so its rate counts as exact.
             return Estimate(self._history.plain_rate(self._temperature_class), 0.0, math.inf, 0.0)
         # Records decay when they are read or added to: a round of one strategy touches no record of another.
         session_strategy.record.decay(self._history.num_rounds)
@@ -325,7 +328,7 @@ class Controller:
         return self._history.plain_rate(self._temperature_class)
 
     def _candidates(self, other_than: SessionStrategy | None = None) -> list[SessionStrategy]:
-        """Returns what could be used instead, except plain rounds."""
+        """Returns the strategies that could be used instead, except plain rounds."""
         return [
             other
             for other in self._others
@@ -335,14 +338,14 @@ class Controller:
     def _first(self) -> SessionStrategy:
         """Returns the strategy that a session begins with: the first preference until the history knows better."""
         candidates, first = self._candidates(), self._first_preference
-        # One that has failed without a round was held back for its cost (`hold_drafts`): it is left to trials.
+        # A failure without a round means that it was held back for its cost (`hold_drafts`): only trials use it.
         if first in candidates and not first.is_tried and first.record.num_failures == 0:
             return first
         return self._best([candidate for candidate in candidates if candidate.is_tried])
 
     def _best(self, tried: Sequence[SessionStrategy]) -> SessionStrategy:
         """Returns the one with the highest lower confidence bound among those above plain rounds, else plain rounds.
-        Those that keep a draft model at work must bring something for it."""
+        Strategies that use a draft model must gain something by it."""
         best, best_floor = self._plain, -math.inf
         for candidate in tried:
             estimate = self._estimate(candidate)
@@ -362,8 +365,9 @@ class Controller:
         return estimate.weight >= MIN_GUARD_WEIGHT and self._plain_rate - estimate.rate > GUARD_ERRORS * estimate.error
 
     def _abandon(self, current: SessionStrategy) -> None:
-        """Switches to the best strategy that does not share the trouble: without a draft model, if it had one."""
-        current.abandon(self._num_rounds)  # first: `_candidates` leaves out what is held
+        """Switches to the best strategy without the same trouble: if the abandoned one had a draft model, to one
+        without."""
+        current.abandon(self._num_rounds)  # first: `_candidates` leaves out held strategies
         if current.record.num_rounds < ESTABLISHED_ROUNDS:
             # A strategy's first rounds anywhere are a trial in all but name, so the same budget pays for them.
             self._history.charge_trial(max(0.0, current.tokens_behind))
@@ -375,7 +379,7 @@ class Controller:
         self._switch_to(untried[0] if untried and best is self._plain else best)
 
     def _gain(self, other: SessionStrategy, usual: Estimate) -> float:
-        """Returns by how much a strategy is surely better, beyond the least gain. 0 or less means that it is not."""
+        """Returns by how much a strategy is better beyond the least gain, errors subtracted. 0 or less: not better."""
         estimate = self._estimate(other)
         margin = GAIN_ERRORS * math.hypot(estimate.error, usual.error)
         return estimate.rate - MIN_GAIN * usual.rate - margin
@@ -386,8 +390,8 @@ class Controller:
         candidates = self._candidates(current)
         gains = [(self._gain(other, usual), other) for other in candidates if other.is_tried]
         gains.append((self._gain(self._plain, usual), self._plain))
-        # Plain rounds are always among them, so there is a best. By a key, because tuples with equal gains would go on
-        # to compare the strategies, which have no order.
+        # Plain rounds are always among them, so there is a best. By a key: for equal gains, tuples would compare the
+        # strategies, which have no order.
         gain, best = max(gains, key=lambda pair: pair[0])
         if gain > 0:
             self._switch_to(best)
@@ -401,7 +405,7 @@ class Controller:
                 self._switch_to(tried)
 
     def _can_afford(self, other: SessionStrategy, usual_rate: float) -> bool:
-        """Returns true if a trial of a strategy is within the budget, or costs next to nothing."""
+        """Returns true if a trial of a strategy is within the budget, or nearly free."""
         if other.is_drafted:
             is_awake = self._in_use.is_drafted
             return self._history.can_afford(None if is_awake else self._history.reading_cost(self._num_unread))
@@ -420,15 +424,15 @@ class Controller:
             if not other.is_tried:
                 return other
             estimate = self._estimate(other)
-            # The last term lets a record of few rounds be tried even if they happened to vary little.
+            # The last term is for records of few rounds, which may vary little by chance: they are tried all the same.
             ceiling = estimate.rate + CEILING_ERRORS * estimate.error + usual_rate / estimate.weight
             if ceiling > best_ceiling:
                 best, best_ceiling = other, ceiling
         return best
 
     def _may_plain_be_better(self, usual_rate: float) -> bool:
-        """Returns true if plain rounds should be measured: the current strategy is close to them, and it can be
-        paid."""
+        """Returns true if plain rounds should be measured: the current strategy is close to them, and the budget allows
+        it."""
         plain_rate = self._plain_rate
         ceiling = plain_rate + PLAIN_ERRORS * self._history.plain_error(self._temperature_class)
         is_paid = usual_rate < MIN_GAIN * plain_rate or self._history.can_afford()
@@ -473,15 +477,15 @@ def _is_hopeless(strategy: SessionStrategy) -> bool:
 
 
 class Reading:
-    """The draft model reads what it has missed, while rounds go on without it."""
+    """The draft model reads the tokens that it has missed, while rounds go on without it."""
 
     def __init__(self, history: StrategyHistory, num_tokens: float, most_lost: float) -> None:
         """
         Args:
-            history: Pays for it, and learns what it has cost.
+            history: Its budget pays, and it learns the cost.
             num_tokens: Tokens to be read.
-            most_lost: Plain rounds that it may cost. Infinity means that the strategy is known to be worth it, and the
-                budget of trials does not pay.
+            most_lost: Plain rounds that it may cost. Infinity means that the strategy is known to be worth it; the
+                budget of trials then does not pay.
         """
         self._history = history
         self._num_tokens = num_tokens
@@ -490,7 +494,7 @@ class Reading:
         self._lost = self._charged = 0.0
 
     def count_round(self, tokens_behind: float) -> None:
-        """Counts a round that was so many tokens behind plain ones."""
+        """Counts a round that brought so many tokens fewer than plain ones."""
         self._num_rounds += 1
         self._lost += tokens_behind
         if self._most_lost < math.inf:
@@ -505,7 +509,8 @@ class Reading:
         return self._lost > self._most_lost or self._num_rounds >= MAX_PENDING_ROUNDS
 
     def end(self) -> None:
-        """Ends it. One that took no round has overlapped with the prompt's own forwards, and says nothing."""
+        """Ends it. Nothing is learnt of a reading without a round: it has overlapped with the target's own reading of
+        the prompt."""
         if self._num_rounds:
             self._history.learn_reading(self._num_tokens, self._lost)
 
@@ -532,7 +537,7 @@ class Trial:
         self._cost = self._gain = self._charged = 0.0
 
     def charge(self, num_tokens: float, cost: float, history: StrategyHistory) -> None:
-        """Charges a round to the budget: the time that the trial is behind the usual strategy so far.
+        """Charges a round to the budget: the time that the trial has lost against the usual strategy so far.
 
         It is called after each round, because the session may end in the middle of a trial.
         """
@@ -548,7 +553,7 @@ class Trial:
         """Returns the outcome after the rounds so far."""
         if self._num_rounds < MIN_TRIAL_ROUNDS:
             return TrialOutcome.OPEN
-        # Few rounds that all bring little vary little: the tried strategy is taken to vary as much as the usual one.
+        # A few poor rounds vary little, so the tried strategy is assumed to vary at least as much as the usual one.
         error = math.hypot(max(tried.error, usual.deviation / math.sqrt(tried.weight)), usual.error)
         is_over = self._num_rounds >= self._planned_rounds
         if tried.rate >= usual.rate - (0.0 if is_over else GIVE_UP_ERRORS * error):
@@ -569,7 +574,7 @@ class Trial:
     def lose(self, history: StrategyHistory, is_clear: bool) -> None:
         """Charges all time of a trial that has clearly lost.
 
-        Trying what needs no draft model is cheap, and does not delay other trials.
+        Trials without a draft model are cheap, and do not delay other trials.
         """
         if is_clear:
             history.charge_trial(self._cost - self._charged)

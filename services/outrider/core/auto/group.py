@@ -1,9 +1,9 @@
 """Sessions that share forwards choose their strategy together.
 
-A session that drafts slows down all others of its forward, and one that does not gains little by that alone: if each
-chose by what it measures itself, all would draft long after that has stopped to pay for any of them. So one controller
-chooses for all, by what all have brought in the time of a step, which is what a machine is there for. What pays alone
-need not pay in company: each load has a controller of its own.
+A session that drafts slows down all others of its forward, and a single session gains little by not drafting. If each
+chose by its own measurements, all would go on drafting long after it has stopped to pay for any of them. So one
+controller chooses for all, by the tokens of all sessions per time of a step, which is the machine's throughput. A
+strategy that pays with one session need not pay with many: each load has a controller of its own.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from outrider.core.auto.history import StrategyHistory
 from outrider.core.auto.strategies import PLAIN, Strategy
 
 UNTYPICAL_STEPS = 2
-"""Steps after a change of strategy that say nothing of it: one has run before sessions could follow, and with the next
-the drafters begin."""
+"""Steps after a change of strategy that are not representative: one has run before sessions could follow, and in the
+next the drafters begin."""
 HIDDEN_COST = 0.05
-"""Share of what drafts bring that these steps do not show: those that read prompts take longer with drafts in them, and
-are left out, and so are the first steps of each session (measured with 16 sessions: 3 to 6 %)."""
+"""Share of the gain by drafts that is lost in steps that are not measured: steps that read prompts, which take longer
+with drafts in them, and the first steps of each session (measured with 16 sessions: 3 to 6 %)."""
 TEMPERATURE = 0.7
-"""Stands for those of all sessions: what is measured is of all of them together."""
+"""Stands for the temperatures of all sessions, which are measured together."""
 
 
 @cache
 def load_class_of(num_sessions: int) -> int:
-    """Returns the class of a load: what costs and pays under one costs and pays about as much under its neighbours.
+    """Returns the class of a load. Within a class, strategies cost and bring about as much.
 
-    The classes are 1, 2, 3 to 5, 6 to 11, 12 to 22 sessions, and so on: those that servers are run with, 4, 8, 16, lie
-    in the middle, so that one that ends before the next one begins is no other load.
+    The classes are 1, 2, 3 to 5, 6 to 11, 12 to 22 sessions, and so on. The usual limits of servers (4, 8, 16) lie in
+    the middle, so the load stays the same when one session ends before the next one begins.
     """
     return round(math.log2(max(1, num_sessions)))
 
@@ -47,11 +47,11 @@ class Share(NamedTuple):
     num_tokens: int
     """Tokens that it has committed. 0 means that it was not ready for the step."""
     is_pending: bool
-    """True if its draft model has said nothing yet since the strategy needs it."""
+    """True if its draft model has sent nothing yet since the strategy needs it."""
 
 
 class Group:
-    """Chooses for all sessions that share forwards: one strategy for those that have the same to choose from."""
+    """Chooses for all sessions that share forwards: one strategy for all that may use the same strategies."""
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[int, tuple[Strategy, ...]], Leader] = {}
@@ -70,7 +70,7 @@ class Group:
         self._load_class = load_class
 
     def leader(self, strategies: tuple[Strategy, ...]) -> Leader:
-        """Returns who chooses among these strategies under the load of now."""
+        """Returns the leader that chooses among these strategies under the present load."""
         key = self._load_class, strategies
         leader = self._leaders.get(key)
         if leader is None:
@@ -88,12 +88,12 @@ class Group:
         return sorted(lower, key=lambda pair: pair[0])
 
     def end_step(self, shares: Sequence[Share], step_ms: float, *, is_typical: bool) -> None:
-        """Takes in what a step has brought.
+        """Learns from a step.
 
         Args:
             shares: Those of all sessions that are past their prompts, also of those that were not ready.
             step_ms: Time from the end of the step before it to its own.
-            is_typical: False if it says nothing of the steps to come: it has read a prompt.
+            is_typical: False if it is not representative: it has read a prompt.
         """
         members: dict[tuple[Strategy, ...], list[Share]] = {}
         for share in shares:
@@ -115,10 +115,10 @@ class Leader:
         """
         Args:
             strategies: Those to choose from.
-            plain_ms: Time of a step in which nobody drafts.
+            plain_ms: Time of a step in which no session drafts.
             draft_ms: Time of a draft forward of one row. 0 means not known.
-            below: Those that have chosen among the same strategies under lower loads, the nearest first, each with
-                the number of classes between.
+            below: Leaders with the same strategies under lower loads, the nearest first, each with the number of
+                classes between.
         """
         # Of its own: its rounds are steps of all sessions.
         self._history = StrategyHistory(plain_ms)
@@ -130,7 +130,7 @@ class Leader:
         """Steps since the strategy or the load has changed."""
 
     def begin(self, plain_ms: float, draft_ms: float, *, is_new_load: bool) -> None:
-        """Takes in what a step costs where nobody drafts, before each step."""
+        """Sets the time of a step in which no session drafts, and that of a draft forward. Called before each step."""
         self._history.plain_ms, self._history.draft_ms = plain_ms, draft_ms
         if is_new_load:
             self._num_steps = 0
@@ -141,18 +141,18 @@ class Leader:
         return self._controller.strategy()
 
     def strategy_for(self, usable: Sequence[Strategy]) -> Strategy:
-        """Returns the strategy for a session that can use these only: that of all, or the next best thing."""
+        """Returns the strategy for a session that can use only these: the common one, or the nearest substitute."""
         if self.strategy in usable:
             return self.strategy
         return next((each for each in usable if not each.method.has_draft_model), PLAIN)
 
     @property
     def is_probing(self) -> bool:
-        """True while draft models are awake of which it is not known if they pay (`Controller.is_probing`)."""
+        """True while draft models are awake that are not known to pay (`Controller.is_probing`)."""
         return self._controller.is_probing
 
     def hold_drafts(self) -> None:
-        """Takes in that the draft model is too slow to be tried without a budget for it."""
+        """Does what `Controller.hold_drafts` does: the draft model is too slow to be tried without a budget for it."""
         self._controller.hold_drafts()
 
     def observe(self, members: Sequence[Share], step_ms: float, *, is_typical: bool) -> None:

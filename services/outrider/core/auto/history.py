@@ -1,8 +1,8 @@
 """The record of each strategy over all sessions of a verifier.
 
-It is learnt quickly and forgotten slowly: a record is good after some ten rounds and counts for hundreds. A strategy
-that has not been tried for long grows uncertain, and one that has plainly changed is learnt again. Trials of what may
-turn out worse have a budget. There is no clock: rounds of the process count as time.
+It is learnt quickly and forgotten slowly: a record is good after some ten rounds and counts for hundreds. The record of
+a strategy that has not been tried for long grows uncertain, and one that has plainly changed is learnt again. Trials of
+strategies that may turn out worse have a budget. There is no clock: rounds of the process count as time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from outrider.core.statistics import RunningMean
 MEMORY_ROUNDS = 750
 """Rounds of the process after which a round's weight has fallen to 1/e."""
 LEAST_WEIGHT = 0.01
-"""Rounds that a record is worth at least, once it has any: its rate is never quite forgotten."""
+"""Least weight of a record that has rounds, in rounds: its rate is never quite forgotten."""
 RECENT_ROUNDS = 16
-"""Rounds of a strategy that are its present, against which its past is compared."""
+"""Rounds of a strategy that are its present, with which its past is compared."""
 MAX_RECENT_AGE = 256
 """Rounds of the process after which a strategy's last rounds are no longer its present."""
 MIN_RECENT_ROUNDS = 4
 """Rounds that the present needs before it can contradict the past."""
 CHANGE_ERRORS = 3.5
-"""Standard errors between present and past from which on the past is dropped."""
+"""Standard errors between present and past at which the past is dropped."""
 
 PLAIN_ERROR = 0.1
 """Standard error of the caller's estimate of a plain round, as a share of it."""
@@ -37,12 +37,12 @@ TRIAL_SHARE = 0.01
 INITIAL_TRIAL_BUDGET = 8.0
 """Cost of losing trials that is allowed from the start, in plain rounds."""
 MAX_TRIAL_DEBT = 256.0
-"""Most plain rounds by which trials may exceed their budget. More is forgiven: a strategy that looks lost for good can
-become better."""
+"""Most plain rounds by which trials may exceed their budget. Anything beyond is forgiven: a strategy that looks
+hopeless can become better."""
 PROBE_COST = 4.0
 """Plain rounds that the rounds of a trial may lose where drafting does not pay: see `controller.MAX_DEFICIT`."""
 MAX_LOST_OF_READING = 4.0
-"""Most that is learnt of one reading: beyond it, the host was disturbed."""
+"""Greatest ratio that is learnt of one reading: beyond it, the host was disturbed."""
 READ_ROWS = 8
 """Tokens that a draft model reads in the time of a forward of one row. More on an accelerator; then a reading is
 cheaper than expected, which is measured (`StrategyHistory.learn_reading`)."""
@@ -54,15 +54,15 @@ RETRY_AFTER = 128
 time."""
 MAX_RETRY_AFTER = 1024
 FALL_PER_LOAD = 1.15
-"""Factor by which a strategy's rate, in plain rounds, is expected to be smaller where twice as many sessions share a
-forward. On an H200 it falls by 1.1 to 1.3."""
+"""Expected factor by which a strategy's rate, in plain rounds, falls where twice as many sessions share a forward.
+Measured on an H200: 1.1 to 1.3."""
 TRIED_ROUNDS = 4
-"""Rounds of all sessions from which on a strategy counts as tried."""
+"""Rounds of all sessions after which a strategy counts as tried."""
 DISCOUNTED_WEIGHT = 16.0
-"""Most rounds that a record is worth once there is reason to doubt it."""
+"""Greatest weight of a record that is doubted, in rounds."""
 
 UNKNOWN_VARIANCE = 1.0
-"""Variance of a round's tokens before rounds have shown it: a strategy whose rounds all brought one token may yet bring
+"""Variance of a round's tokens before it is measured: a strategy whose rounds all brought one token may yet bring
 two."""
 UNKNOWN_ROUNDS = 2.0
 """Rounds that `UNKNOWN_VARIANCE` is worth."""
@@ -108,14 +108,14 @@ class StrategyHistory:
         self._records: dict[tuple[Strategy, TemperatureClass], StrategyRecord] = {}
         self._num_rounds_of = [0 for _ in TemperatureClass]
         self._plain_rates = [1.0 for _ in TemperatureClass]
-        # The very objects that `record` hands out: `add_round` knows plain rounds by their identity.
+        # The same objects that `record` returns: `add_round` recognises plain rounds by identity.
         self._plain_records = [self.record(PLAIN, temperature_class) for temperature_class in TemperatureClass]
         self._next_trial_at = 0
         self._num_lost_trials = 0
         self._initial_budget = INITIAL_TRIAL_BUDGET
         self._lost_of_reading = RunningMean(0.5)
-        """Share of the draft model's reading time that the target lost by it: 1 where both share a core, 0 where they
-        share nothing."""
+        """Share of the draft model's reading time that the target lost: 1 where both share a core, 0 where they share
+        nothing."""
         self.plain_ms = plain_ms
         self.draft_ms = 0.0
         """Time of a draft forward of one row, as the caller knows it now. 0 means not known."""
@@ -124,7 +124,7 @@ class StrategyHistory:
     def plain_ms(self) -> float:
         """Time of a plain round, as the caller knows it now. It must be set whenever it changes.
 
-        Costs are times in units of it, so that what was learnt under one load holds under another.
+        Costs are times in units of it, so that records of one load hold under another.
         """
         return self._plain_ms
 
@@ -152,12 +152,12 @@ class StrategyHistory:
         if record.num_rounds == 0:
             return PLAIN_ERROR
         record.decay(self.num_rounds)
-        # As `DecayedRate.error`, without its allowance for rounds that are unknown.
+        # As `DecayedRate.error`, without its prior variance of unknown rounds.
         return min(PLAIN_ERROR, math.sqrt(record.rate.squared_error) / record.rate.cost)
 
     def _measured_plain_rate(self, rate: DecayedRate) -> float:
-        # The caller's estimate is weighed by how far each of the two may be off: rounds with hiccups say little. The
-        # variance of a round over that of the estimate is the number of rounds that the estimate is worth.
+        # Estimate and measurement are weighed by their errors: rounds with hiccups say little. The variance of a round
+        # over that of the estimate is the number of rounds that the estimate is worth.
         prior = rate.squared_error / rate.weight / PLAIN_ERROR**2
         prior = min(MAX_PLAIN_PRIOR, max(MIN_PLAIN_PRIOR, prior))
         # By the estimate each of these rounds brings one token for a cost of 1.
@@ -178,8 +178,8 @@ class StrategyHistory:
             temperature_class: The class of its session.
             num_tokens: Tokens it has committed.
             cost: Its time over `plain_ms`.
-            is_typical: False for the first round after a switch: its time counts for the budget of trials, but says
-                nothing about the strategy.
+            is_typical: False for the first round after a switch: its time counts for the budget of trials, but is not
+                representative of the strategy.
         """
         self.num_rounds += 1
         self._num_rounds_of[temperature_class] += 1
@@ -205,7 +205,7 @@ class StrategyHistory:
         return self.trial_cost + ahead <= self._trial_budget
 
     def reading_cost(self, num_tokens: float) -> float:
-        """Returns what it is expected to cost, in plain rounds, that the draft model reads so many tokens."""
+        """Returns the expected cost of the draft model's reading of so many tokens, in plain rounds."""
         num_forwards = num_tokens / READ_ROWS
         return self._lost_of_reading.get(1.0) * num_forwards * self.draft_ms / self._plain_ms
 
@@ -225,15 +225,16 @@ class StrategyHistory:
         return self._initial_budget + TRIAL_SHARE * self.cost
 
     def inherit(self, lower: Sequence[tuple[int, StrategyHistory]]) -> None:
-        """Begins with what was found out under lower loads.
+        """Begins with the records of lower loads.
 
-        Of each strategy the nearest of these loads counts where it was tried. What was hardly better than plain rounds
-        there, or worse, is expected to be worse here: it counts as tried, and as failed once more than there, and no
-        trial is paid in advance. Of what pays well under a lower load it is found out as if nothing were known.
+        For each strategy, the record of the nearest load under which it was tried counts. A strategy that was hardly
+        better than plain rounds there, or worse, is expected to be worse here: it counts as tried, and as failed once
+        more than there, and no trial is paid in advance. A strategy that pays well under a lower load is tried as if it
+        were unknown.
 
         Args:
-            lower: What was found out under each of them, the nearest first, and how often the sessions double from
-                there to here.
+            lower: For each of them, the nearest first, how often the sessions double from there to here, and its
+                history.
         """
         known = set()
         for num_doublings, history in lower:
@@ -257,7 +258,7 @@ class StrategyHistory:
 
     def charge_trial(self, cost: float) -> None:
         """Charges the budget of trials, in plain rounds. A negative cost is paid back."""
-        # What is paid back may be more than what is left, after a part of it was forgiven.
+        # After a part was forgiven, more may be paid back than is left.
         self.trial_cost = max(0.0, min(self.trial_cost + cost, self._trial_budget + MAX_TRIAL_DEBT))
 
     def record_won_trial(self, record: StrategyRecord) -> None:
@@ -266,7 +267,7 @@ class StrategyHistory:
 
     def record_lost_trial(self, is_clear: bool) -> None:
         """Records that a trial has found nothing better. After a clear loss, later trials are spaced more widely."""
-        # The shift is bounded because the count is not: an integer of thousands of bits would be made just to be cut.
+        # The count has no bound, so the shift needs one: it would make an integer of thousands of bits.
         spacing = min(TRIAL_SPACING << min(self._num_lost_trials, 16), MAX_TRIAL_SPACING)
         self._num_lost_trials += is_clear
         self._next_trial_at = self.num_rounds + spacing
@@ -274,13 +275,14 @@ class StrategyHistory:
     def record_failure(self, record: StrategyRecord) -> None:
         """Records that a strategy was worse than plain rounds: it is not tried again for a while."""
         if self.num_rounds < record.retry_at:
-            return  # sessions that find so at the same time count once
+            return  # sessions that find it at the same time count once
         after = min(RETRY_AFTER << min(record.num_failures, 16), MAX_RETRY_AFTER)
         record.num_failures += 1
         record.retry_at = self.num_rounds + after
 
     def discount(self, record: StrategyRecord) -> None:
-        """Discounts a record, and allows a trial: a peer of its strategy has come back and may be faster or slower."""
+        """Discounts a record, and allows a trial: a peer that the strategy needs has come back, and may be faster or
+        slower."""
         record.discount(self.num_rounds)
         self._next_trial_at = min(self._next_trial_at, self.num_rounds)
 
@@ -299,13 +301,13 @@ class StrategyRecord:
         self.retry_at = 0
         """Round of the process before which it is not tried again."""
         self.is_inherited = False
-        """True if nothing but another record is known."""
+        """True if all that is known was copied from another record."""
         self._recent = DecayedRate()
         self._decayed_at = 0
 
     @property
     def is_tried(self) -> bool:
-        """True if sessions have measured it often enough, or it has failed at once."""
+        """True if sessions have measured it often enough, or it has failed without a round."""
         return self.num_rounds >= TRIED_ROUNDS or (self.num_rounds > 0 and self.num_failures > 0)
 
     def decay(self, now: int) -> None:
@@ -347,11 +349,11 @@ class StrategyRecord:
                 self.rate.copy_from(recent)
 
     def copy_from(self, other: StrategyRecord, cost_factor: float) -> None:
-        """Begins with the rate and the failures of another record, as one that is doubted.
+        """Copies the rate and the failures of another record, as a doubted one.
 
         Args:
             other: The record of the same strategy under another load.
-            cost_factor: Factor by which rounds are expected to cost more.
+            cost_factor: Expected factor of the cost of rounds.
         """
         self.rate.copy_from(other.rate)
         self.rate.make_dearer(cost_factor)
@@ -359,7 +361,7 @@ class StrategyRecord:
         self._doubt()
 
     def discount(self, now: int) -> None:
-        """Keeps the rate, but lets it count little: the strategy may have changed, for better or worse."""
+        """Keeps the rate with little weight: the strategy may have changed, for better or worse."""
         self.decay(now)
         self._doubt()
         self.num_failures = self.retry_at = 0
@@ -370,7 +372,7 @@ class StrategyRecord:
 
 
 class DecayedRate:
-    """Tokens for the time of a plain round, over rounds of which the older ones count less.
+    """Tokens for the time of a plain round, over all rounds; older rounds count less.
 
     The rate is a ratio of sums, not a mean of ratios: total tokens over total time is what counts, and a mean of ratios
     favours strategies whose rounds are sometimes very short.

@@ -1,4 +1,4 @@
-"""A strategy as one session sees it: its own rounds beside the record of all sessions."""
+"""A strategy as one session sees it: its own rounds next to the record of all sessions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from outrider.core.auto.strategies import Decision, Strategy
 MEMORY_ROUNDS = 128
 """Rounds of the session after which a round's weight has fallen to 1/e."""
 PRIOR_ROUNDS = 24.0
-"""Rounds of the session that the record of all sessions is worth, at most; half of it for each time that the session
-has abandoned the strategy, as its text is then another one."""
+"""Greatest weight of the record of all sessions, in rounds of the session. It is halved each time that the session
+abandons the strategy: its text then differs from the others'."""
 RECENT_ROUNDS = 6
-"""Rounds that are remembered of a strategy that the session abandons: those that were reason to."""
+"""Rounds that are remembered of a strategy that the session abandons: the rounds that caused it."""
 EASE_TOKENS = 48.0
-"""Expected tokens of other strategies from which on they decide half of how easy this text is taken to be."""
+"""Expected tokens of other strategies at which they decide half of the estimate how easy this text is."""
 MAX_ROUND_DEFICIT = 3.0
 """Most tokens that one round adds to a strategy's deficit: a hiccup of the host is not the strategy's fault."""
 HOLD_ROUNDS = 8
@@ -78,7 +78,8 @@ class SessionStrategy:
         self.tokens_behind = 0.0
         """Tokens that plain rounds would have brought more since this use began. Negative means that it is ahead."""
         self.deficit = 0.0
-        """Tokens behind plain rounds since it was last level with them, long rounds counted in part. Never negative."""
+        """Tokens fewer than plain rounds would have brought, since it was last level with them; long rounds count in
+        part. Never negative."""
         self.num_futile = 0
         """Rounds in a row, up to the last one of this use, that brought no more than a plain round does."""
         self.held_until = 0
@@ -95,7 +96,7 @@ class SessionStrategy:
 
     @property
     def is_tried(self) -> bool:
-        """True if sessions have measured it often enough, or it has failed at once."""
+        """True if sessions have measured it often enough, or it has failed without a round."""
         return self.record.is_tried
 
     @property
@@ -124,7 +125,7 @@ class SessionStrategy:
         self.num_futile = 0 if num_tokens > 1 else self.num_futile + 1
 
     def count_pending_round(self, num_tokens: float, round_ms: float) -> None:
-        """Counts a round for which nothing could be drafted yet: it says nothing of the strategy."""
+        """Counts a round for which nothing could be drafted yet: it is not representative of the strategy."""
         self.num_rounds += 1
         self._num_tokens += num_tokens
         self._time_ms += round_ms
@@ -196,7 +197,8 @@ class SessionStrategy:
     def _text_ease(self, siblings: Sequence[SessionStrategy]) -> float:
         """Returns the tokens that other drafted strategies brought in this text over those that were expected.
 
-        A text that is hard for one draft is hard for the others, but not for retrieval: hence drafted ones alone.
+        Only drafted strategies count: a text that is hard for one draft model is hard for others, but not for
+        retrieval.
         """
         # An ease of 1 that is worth EASE_TOKENS: a few tokens say little about a text.
         tokens = expected = EASE_TOKENS

@@ -1,4 +1,4 @@
-"""Strategies for going on with a generation: the arms of the bandit behind `auto`."""
+"""Strategies for going on with a generation: the arms of `auto`'s bandit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Strategy:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.method, self.rows, self.retrieval)))
 
-    # Strategies are keys that every session looks up in every round: hashing two enums each time would be felt.
+    # Strategies are keys that every session looks up in every round: hashing two enums each time would cost time.
     def __hash__(self) -> int:
         return self._hash
 
@@ -73,7 +73,7 @@ def _strategies_of(method: Method, rows: Rows, retrieval: bool, shares_gpu: bool
 
 
 def params_of(strategy: Strategy, params: SpeculationParams) -> SpeculationParams:
-    """Returns the parameters for a drafter that follows a strategy. Methods without a draft model pause the drafter."""
+    """Returns the parameters for a drafter that follows a strategy. Methods without a draft model pause it."""
     method = strategy.method
     if not method.has_draft_model:
         return SpeculationParams()  # a pause, to a drafter: see `Steering.is_pause`

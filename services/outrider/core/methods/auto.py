@@ -22,7 +22,7 @@ def _choices(rows: Rows, retrieves: bool, shares_gpu: bool) -> tuple[Choice, ...
 
 
 def _on_shared_gpu(params: SpeculationParams, given: Collection[str]) -> SpeculationParams:
-    # DOUBLE, section D.8. A request for the method itself says so or not.
+    # DOUBLE, section D.8. A request for the method itself decides this by its own field.
     return params.with_own(
         replace(params.of(best_first.BestFirstParams), serial=True),
         replace(params.of(double.DoubleParams), serial=True),

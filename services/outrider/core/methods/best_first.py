@@ -1,12 +1,12 @@
 """Growth of `best-first`: the most probable unexpanded nodes anywhere in the tree.
 
-CARD's beam and SAGUARO's fan-out are special cases: a beam is what best-first grows where all layers are equally sure,
-a fan-out what it grows around a sure chain. It needs neither layers nor outcomes: a node is worth its path's
-probability, and a commit changes all of those by one factor, so their order stays.
+CARD's beam and SAGUARO's fan-out are special cases: best-first grows a beam where all layers are equally sure, and a
+fan-out around a sure chain. It needs neither layers nor outcomes: a node is worth its path's probability. A commit
+changes all of these by one factor, so their order stays.
 
-**Horizon.** What is drafted now arrives when the target is some tokens further. Until then a node is of no use, so
-nodes are compared by what their best path will be worth where it begins to count: far away, that prefers a deep spine
-to early branches.
+**Horizon.** A node that is drafted now arrives when the target is some tokens further, and is of no use before. So
+nodes are compared by the worth of their best path at that point: if it is far away, a deep spine is preferred to early
+branches.
 
 Where draft and target take turns, nothing is drafted meanwhile, and another policy grows (`BestPathGrowth`).
 """
@@ -30,10 +30,10 @@ from outrider.core.tree import DraftTree, Node, NodeState
 MIN_EXPANDED = 0.01
 """A node whose path is less probable is not expanded before a commit makes it more probable."""
 MIN_CHILD = 0.03
-"""A candidate whose path is less probable where it begins to count does not become a node before a commit makes it more
-probable: it would not be worth a row of the target, and a target takes in every node between two forwards."""
+"""A candidate whose path is less probable at the horizon does not become a node before a commit makes it more probable:
+it would not be worth a row of the target, and a target takes in every node between two forwards."""
 LEAST_CHILD = 0.001
-"""A candidate whose path is less probable now does not become a node, wherever it begins to count."""
+"""A candidate whose path is less probable now does not become a node, wherever the horizon is."""
 FIRST_LOGPROB = -0.3
 """Log-probability of the best child of a node until one is measured: a probability of .74."""
 NUM_EXPANDED_WAITING = 1
@@ -57,8 +57,8 @@ class BestFirstParams(MethodParams):
     num_children: int = 8
     """Candidates considered for each expanded node; those of improbable paths do not become nodes."""
     serial: bool = False
-    """Lets draft and target take turns, as pays where both share one device: the tree is the most probable path, and
-    beside it what came next in each of its rows."""
+    """True if draft and target take turns, which pays where both share one device: the tree is the most probable path,
+    and next to it the runners-up of each of its rows."""
 
     def __post_init__(self) -> None:
         check_range("best_first.num_expanded", self.num_expanded, 0, MAX_ROWS)
@@ -106,15 +106,15 @@ class BestFirstGrowth(GrowthPolicy):
         return chosen
 
     def foresee(self, stale_tokens: float, least_awaited: float) -> None:
-        """Sets the horizon: tokens that the target will be further when what is drafted now has arrived."""
+        """Sets the horizon: how many tokens further the target will be when the present draft has arrived."""
         self._least_awaited_logprob = logarithm(least_awaited)
         self._stale_tokens = stale_tokens
         self._max_depth = reach(self._params.lookahead, self._params.num_speculative_tokens, stale_tokens)
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
-        """The most promising nodes; the root alone, while nothing is known below it."""
+        """Returns the most promising nodes; the root alone while it has no children."""
         if self._is_new:
-            # What another policy has grown goes on from here.
+            # Nodes that another policy has grown go on from here.
             self._is_new = False
             for node in tree.live_nodes():
                 self._push(tree, node)
@@ -143,14 +143,14 @@ class BestFirstGrowth(GrowthPolicy):
         self._is_awaited, self._num_found = True, 0
         open_nodes = [*self._next, *self._too_deep, *(entry[-1] for entry in self._frontier), *nodes_of(self._grown)]
         self._next, self._too_deep, self._grown, self._frontier = [], [], [], []
-        # A node that has become the root is left out: `_take` looks at the root by itself.
+        # Without a node that has become the root: `_take` handles the root separately.
         for node in open_nodes:
             if node.state is NodeState.LIVE:
                 self._push(tree, node)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """Returns true for the first message after a commit once the target should not wait for more; later for each
-        batch."""
+        """Returns true for the first message after a commit once more nodes are not worth the target's wait; later for
+        each batch."""
         if not self._is_awaited:
             return num_unsent >= BATCH
         least, chain_len = tree.root.path_logprob + self._least_awaited_logprob, self._params.num_speculative_tokens
@@ -160,10 +160,11 @@ class BestFirstGrowth(GrowthPolicy):
 
     def _choose(self, tree: DraftTree, node: Node, candidates: Sequence[Candidate]) -> list[Child]:
         """Returns the candidates that are probable enough now, and keeps the others."""
-        # By the time that it arrives, the target has accepted what is probable, and all behind that has become more so.
+        # When it arrives, the target has accepted the probable tokens, and all nodes below these have become more
+        # probable.
         foreseen = math.log(MIN_CHILD) + self._stale_tokens * self._best_logprob.get(FIRST_LOGPROB)
         least = tree.root.path_logprob + max(foreseen, math.log(LEAST_CHILD)) - node.path_logprob
-        # One by one: calibrated, a lower rank may be the more probable one.
+        # Each by itself: after calibration, a lower rank may be more probable.
         improbable = [candidate for candidate in candidates if candidate.logprob < least]
         if improbable:
             self._improbable[node] = improbable
@@ -180,17 +181,17 @@ class BestFirstGrowth(GrowthPolicy):
         deepest, least = root.position + self._max_depth, root.path_logprob + math.log(MIN_EXPANDED)
         while self._frontier and len(self._next) < wanted:
             cost, rank, node = heapq.heappop(self._frontier)
-            # What another policy has grown is in the heap as a whole, with the nodes that it has expanded.
+            # The heap has all nodes of another policy, the expanded ones included.
             if node.is_expanded or node.state is not NodeState.LIVE:
                 continue
             if node.path_logprob < least:
-                # All behind it are worth no more where they begin to count. A commit may make it probable enough.
+                # All later ones are worth no more at the horizon. A commit may make it probable enough.
                 heapq.heappush(self._frontier, (cost, rank, node))
                 return
             (self._next if node.position < deepest else self._too_deep).append(node)
 
     def _push(self, tree: DraftTree, node: Node) -> None:
-        """Adds a node to the frontier, ordered by the log-probability of its path where it begins to count."""
+        """Adds a node to the frontier, ordered by the log-probability of its path at the horizon."""
         missing = max(0.0, self._stale_tokens - (node.position - tree.root.position))
         worth = node.path_logprob + missing * self._best_logprob.get(FIRST_LOGPROB)
         # The rank breaks ties, because nodes cannot be compared.
@@ -205,7 +206,7 @@ def _growth(params: SpeculationParams) -> GrowthPolicy:
 def _on_shared_gpu(params: SpeculationParams, given: Collection[str]) -> SpeculationParams:
     """Returns parameters by which draft and target take turns, unless the request says otherwise."""
     own = params.of(BestFirstParams)
-    # The other two are of a tree that grows while the target works.
+    # The other two fields belong to a tree that grows while the target works.
     is_open = not ("serial" in given or own.num_expanded or "lookahead" in given)
     return params.with_own(replace(own, serial=own.serial or is_open))
 

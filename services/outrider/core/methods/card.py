@@ -2,11 +2,10 @@
 
 Words of the paper: the primary cache C(l) is the layer of nodes at depth l, and the secondary cache B(l) is what a
 forward found for a layer. A forward expands a layer (eqs. 1 and 2), scores all its candidates by their path (eqs. 3 to
-5) and makes the K best the next layer (eqs. 6 to 9). The score is `Node.path_logprob`: with
-`SpeculationParams.calibration` the probability that the target says the path, as far as that can be told; without it
-the product of the draft model's own conditional probabilities, which is eq. 3. The target's query is
-`DraftTree.best_chain`; section 2.4's correction is `DraftTree.commit`, which drops what the target has contradicted,
-and `committed` here.
+5) and makes the K best the next layer (eqs. 6 to 9). The score is `Node.path_logprob`. With
+`SpeculationParams.calibration` it is the estimated probability that the target says the path; without it, the product
+of the draft model's own conditional probabilities, which is eq. 3. The target's query is `DraftTree.best_chain`;
+section 2.4's correction is `DraftTree.commit`, which drops what the target has contradicted, and `committed` here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from outrider.core.speculation import (
 from outrider.core.tree import DraftTree, Node, NodeState
 
 OPEN_PROBABILITY = 0.25
-"""The target may wait for more of a chain that breaks off at a path at least so probable."""
+"""The target may wait for more of a chain if the path at which it breaks off is at least so probable."""
 MIN_REFILL = 0.01
 """A candidate whose path is less probable does not come back into a layer."""
 
@@ -46,10 +45,11 @@ class CardParams(MethodParams):
     num_children: int = 8
     """Children considered for each candidate (k). The paper has as many as K."""
     correction: bool = True
-    """Lets commits redirect the beam, and a miss restart it at once. False is the paper's ablation, query without
+    """True if commits redirect the beam, and a miss restarts it at once. False is the paper's ablation, query without
     correction (section 3.3)."""
     refill: bool = True
-    """Gives the places that a commit has freed to the best candidates that had been cut. The paper does not."""
+    """True if the places that a commit has freed go to the best candidates that were cut. The paper does not refill
+    them."""
 
     def __post_init__(self) -> None:
         check_range("card.beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
@@ -59,29 +59,29 @@ class CardParams(MethodParams):
 class CardGrowth(GrowthPolicy):
     """Grows one session's tree as a beam: a layer with each forward, down to `lookahead` layers.
 
-    **After a commit** it goes on with the layer that it would have expanded next, as far as that survived. Where
-    nothing of that did, the beam has diverged: the deepest layer with survivors has been expanded already. Then the
-    next layer is made of what was found there, the secondary cache, and costs no forward (`known_children`). Where
-    nothing survived at all, the root is the layer.
+    **After a commit** it goes on with the survivors of the layer that it would have expanded next. If there are none,
+    the beam has diverged: the deepest layer with survivors has been expanded already. Then the next layer is made of
+    the candidates that were found there, the secondary cache, and costs no forward (`known_children`). If no layer has
+    survivors, the root is the layer.
 
-    **Free places.** A layer was made when much more could be said than what the target said then: of its K candidates
-    few stand above the new root, and what would have stood beside them was cut. So after a commit the places that have
-    become free are given to the most probable candidates of the secondary cache. They cost no forward, and go through
-    one of their own before the beam goes deeper, all layers at once; their children have the next layers' free places.
-    That is not in the paper; `CardParams.refill` switches it off.
+    **Free places.** A layer was made when many more continuations were open than after the commit: few of its K
+    candidates stand below the new root, and others that would have stood next to them were cut. So after a commit the
+    free places go to the most probable candidates of the secondary cache. Adding them costs no forward. Before the beam
+    goes deeper, those of all layers go through one forward of their own; their children take the next layers' free
+    places. That is not in the paper; `CardParams.refill` switches it off.
 
     **Without correction** (`CardParams.correction`, the ablation of section 3.3: the target queries, the draft model is
-    not told where to go) the beam is as deep as the target queries at once, and a commit still drops what it
-    contradicts, because nothing else can be queried; but the beam does not react. The places of contradicted candidates
-    are lost: later layers have at most as many nodes as survived of the layer at which the beam stood. If none
-    survived, the beam stands still, as if it went on below candidates that cannot be used, and the target gets along
-    with what is left above. Only when the committed tokens have come to the beam's last layer, so that no layer lies
-    ahead, does it start again from the root, with all its places.
+    not told where to go) the beam is as deep as the target queries at once. A commit still drops the nodes that it
+    contradicts, because they cannot be queried, but the beam does not react. The places of contradicted candidates are
+    lost: later layers have at most as many nodes as survived of the layer at which the beam stood. If none survived,
+    the beam stands still, as if it went on below unusable candidates, and the target uses the layers that are left. The
+    beam starts again from the root, with all its places, only when the committed tokens have reached its last layer, so
+    that no layer lies ahead.
 
-    **Messages.** A layer is a message: a sibling is of use only if the target's side has it when the verdict comes.
-    But a target that has nothing, or whose chain breaks off while it is probable, may be waiting, and takes the first
-    message for all that there is; so that one goes out when the best chain is whole: as long as the target verifies at
-    once, or too improbable to be waited for, or fallen out of the beam.
+    **Messages.** A layer is a message: a sibling is of use only if the target's side has it when the verdict comes. But
+    a target may be waiting if it has no chain, or if its chain breaks off while it is probable, and it takes the first
+    message for the whole draft. So that message goes out when the best chain is whole: as long as the target verifies
+    at once, too improbable to be waited for, or no longer in the beam.
     """
 
     def __init__(self, params: SpeculationParams) -> None:
@@ -89,7 +89,7 @@ class CardGrowth(GrowthPolicy):
         self._least_awaited_logprob = -math.inf
         self._chain_len = params.num_speculative_tokens
         own = params.of(CardParams)
-        # Without correction the moment of the restart must not hang on how far ahead a draft may be.
+        # Without correction the time of the restart must not depend on how far ahead a draft may be.
         self._lookahead = params.lookahead if own.correction else params.num_speculative_tokens
         self._max_depth = self._lookahead
         self._beam_width = own.beam_width
@@ -101,14 +101,14 @@ class CardGrowth(GrowthPolicy):
         self._layer: list[Node] | None = None
         """Nodes that are expanded next. None until the first look at the tree."""
         self._diverged: list[Node] = []
-        """The deepest layer with survivors, all expanded, while nothing stands below it."""
+        """The deepest layer with survivors, all expanded, while it has no layer below it."""
         self._chosen: list[Child] = []
         """The next layer, before it is in the tree."""
         self._last_position = 0
         """Position of the last layer."""
         self._secondary: dict[Node, Sequence[Candidate]] = {}
         self._refilled: list[Node] = []
-        """Not expanded, in layers that the beam has passed."""
+        """Nodes that are not expanded, in layers that the beam has passed."""
         self._cut: list[Child] = []
         """Candidates that come back into layers with free places, before they are in the tree."""
         self._is_awaited = True
@@ -119,7 +119,7 @@ class CardGrowth(GrowthPolicy):
         self._take_in(tree)
         if self._refilled and not self._is_awaited:
             return Expansion(tuple(self._refilled[: self._beam_width]), self._num_children)
-        # A root of which nothing is known goes through a forward again.
+        # A root without candidates goes through a forward again.
         layer = [tree.root] if self._diverged == [tree.root] else self._layer
         if not layer or layer[0].position - tree.root.position >= self._max_depth:
             return None
@@ -137,11 +137,12 @@ class CardGrowth(GrowthPolicy):
         return self._choose(all_children(expansion, found))
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """Returns the K best of the secondary cache where the beam has diverged, and what comes back into layers."""
+        """Returns the K best of the secondary cache if the beam has diverged, and the candidates that come back into
+        layers."""
         kept = [Child(node, candidate) for node in self._diverged for candidate in self._secondary.get(node, ())]
         chosen = self._choose(kept) if kept else []
         if self._is_refilled:
-            # A layer that was chosen just now is not in the tree yet: its places would all seem free.
+            # A layer that was just chosen is not in the tree yet: all its places would seem free.
             self._cut = self._best_cut(tree, self._secondary, self._last_position - bool(chosen))
         return chosen + self._cut
 
@@ -215,7 +216,7 @@ class CardGrowth(GrowthPolicy):
             self._chosen = []
         if self._cut:
             for node in nodes_of(self._cut):
-                # Those of the last layer are expanded with it.
+                # Nodes of the last layer are expanded with it.
                 (self._layer if self._layer and node.position == self._last_position else self._refilled).append(node)
             self._refilled.sort(key=lambda node: -node.path_logprob)
             self._cut = []

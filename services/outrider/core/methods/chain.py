@@ -54,7 +54,7 @@ class ChainGrowth(GrowthPolicy):
     max_depth: int = field(init=False)
     """Most nodes below the root that are worth growing, by the round trip."""
     _known_tip: Node | None = field(init=False, default=None)
-    """The chain's end when it was last asked for. As long as it lives, the chain goes on there."""
+    """The chain's end at the latest call. As long as it lives, the chain goes on there."""
 
     def __post_init__(self) -> None:
         self.max_depth = self.lookahead
@@ -78,7 +78,7 @@ class ChainGrowth(GrowthPolicy):
         return []
 
     def foresee(self, stale_tokens: float, least_awaited: float) -> None:
-        """Limits the depth, and what the target waits for."""
+        """Limits the depth, and the chain that the target waits for."""
         self.max_depth = reach(self.lookahead, self.chain_len, stale_tokens)
         self.least_awaited_logprob = logarithm(least_awaited)
 
@@ -108,11 +108,11 @@ class SampledChainGrowth(GrowthPolicy):
         """
         Args:
             max_depth: Most nodes below the root.
-            max_chain_len: Most nodes of a message, which is what the target verifies at once.
+            max_chain_len: Most nodes of a message, which the target verifies at once.
             min_path_probability: A message is so long that the target keeps its last token with at least this
                 probability, at the rate seen so far. 0 means `max_chain_len`.
-            grows_ahead: Lets the chain grow to twice the length that is worth verifying, so that the next chain exists
-                already when this one is kept.
+            grows_ahead: True if the chain may grow to twice the length that is worth verifying, so that the next chain
+                exists already when this one is kept.
         """
         self._max_depth = max_depth
         self._max_chain_len = max_chain_len
@@ -134,9 +134,9 @@ class SampledChainGrowth(GrowthPolicy):
         return all_children(expansion, found)
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """Counts what was kept and what was refused. While the chain goes on, all of it is kept, so its length never
-        falls below what there is already."""
-        # Where the chain was too short for the last committed token, nothing was refused in its place.
+        """Counts the kept and the refused tokens. While the chain goes on, all of it is kept, so the planned length
+        never falls below the present one."""
+        # If the chain was too short for the last committed token, no token was refused in that place.
         is_refused = num_known < min(num_tokens, self._depth)
         self._acceptance_rate.add(num_known, is_refused=is_refused)
         self._worth_len = self._next_worth_len()

@@ -32,15 +32,15 @@ class DoubleParams(MethodParams):
     max_match_len: int = 4
     """Longest n-gram that is looked up (n of Algorithm 3)."""
     max_phrase_len: int = 10
-    """Most retrieved tokens that one forward verifies, behind what was drafted (d)."""
+    """Most retrieved tokens that one forward verifies, after the drafted ones (d)."""
     draft_retrieval: bool = True
-    """Lets the draft model verify retrieved phrases."""
+    """True if the draft model verifies retrieved phrases."""
     target_retrieval: bool = True
-    """Puts retrieved tokens behind the drafted chain in every forward of the target, as many as pay."""
+    """True if every forward of the target has retrieved tokens after the drafted chain, as many as pay."""
     tiers: tuple[Source, ...] = field(default=TIERS, metadata={"choices": TIERS})
     """Tiers that are looked up."""
     serial: bool = False
-    """Lets draft and target take turns, as they must where both share one device (section D.8)."""
+    """True if draft and target take turns, as they must where both share one device (section D.8)."""
 
     def __post_init__(self) -> None:
         check_range("double.max_match_len", self.max_match_len, 1, MAX_ASKED_MATCH_LEN)
@@ -50,13 +50,13 @@ class DoubleParams(MethodParams):
             check(tier in TIERS, f"speculation.double.tiers[{index}]", f"one of {names}", tier.name)
 
     def meaningless(self, given: Collection[str], *, is_ratio: bool) -> Iterator[tuple[str, str]]:
-        """Yields the length of phrases where there are none."""
+        """Yields the length of phrases if there are none."""
         if not (self.draft_retrieval or self.target_retrieval):
             yield "max_phrase_len", "unset where draft_retrieval and target_retrieval are false"
 
 
 def _growth(params: SpeculationParams) -> GrowthPolicy:
-    """Returns the policy of DOUBLE, whose forwards verify a retrieved phrase: a chain that grows in jumps."""
+    """Returns the policy of DOUBLE: a chain that grows in jumps, as each forward verifies a retrieved phrase."""
     if params.of(DoubleParams).serial:
         # Draft and target take turns: the target waits for the whole chain, however long a forward takes.
         return speculative_growth(params)
@@ -85,7 +85,7 @@ def _draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
 def _as_chosen(params: SpeculationParams) -> SpeculationParams:
     """Returns the parameters of a session that names sources, with tiers in their place."""
     double, tiers = params.of(DoubleParams), tuple(source for source in params.sources if source in TIERS)
-    # Without a tier there is nothing that the draft model could verify: phrases come from tiers alone.
+    # Without a tier the draft model has nothing to verify: phrases come only from tiers.
     double = replace(double, tiers=tiers or TIERS, draft_retrieval=double.draft_retrieval and bool(tiers))
     return replace(params.with_own(double), sources=TIERS)
 

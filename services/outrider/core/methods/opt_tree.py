@@ -5,8 +5,8 @@ The paper's score of a node is the product of the draft model's probabilities do
 tree is the number of its tokens that the target is expected to keep (its Theorem 3.1). So the best tree of n nodes
 holds those with the greatest scores, and its shape follows the text.
 
-Unlike the paper's, a tree is not begun from nothing after a commit: what a commit has left of it went through its
-forwards already, and competes with what is new. So does what was found there and cut.
+Unlike in the paper, a tree does not begin from nothing after a commit: the nodes that a commit leaves have been through
+their forwards, and compete with new ones. So do the candidates that were found there and cut.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class OptTreeParams(MethodParams):
 class OptTreeGrowth(GrowthPolicy):
     """Grows one session's tree between a commit and the verification that waits for it.
 
-    A forward expands those of the n best nodes that are not expanded yet, which is the deepest layer of them; then the
-    n best are chosen again. Growth ends when a forward has raised the expected number of kept tokens by less than the
+    A forward expands those of the n best nodes that are not expanded yet, which are their deepest layer; then the n
+    best are chosen again. Growth ends when a forward has raised the expected number of kept tokens by less than the
     threshold (delta), when none of the n best is open, or at the depth of `num_speculative_tokens`. The tree goes out
     whole.
     """
@@ -60,15 +60,15 @@ class OptTreeGrowth(GrowthPolicy):
         self._min_gain = params.of(OptTreeParams).min_gain
         self._max_depth = params.num_speculative_tokens
         self._num_kept: float | None = None
-        """Tokens that the target is expected to keep of the tree before the last forward. None means that there was
-        none since the commit."""
+        """Expected kept tokens of the tree before the last forward. None means that there was no forward since the
+        commit."""
         self._cut: dict[Node, list[Candidate]] = {}
-        """Candidates behind nodes that were not among the n best. A commit leaves fewer nodes that are better."""
+        """Candidates after nodes that were not among the n best. After a commit fewer nodes are better than they."""
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """Returns the open nodes among the n best, or the root while nothing stands below it."""
         if not tree.root.children:
-            # Once: a root from whose forward nothing has come waits for the next commit.
+            # Once: a root without candidates after its forward waits for the next commit.
             return Expansion((tree.root,), self._num_nodes) if self._num_kept is None else None
         best = tree.best_subtree(self._num_nodes, self._max_depth)
         num_kept = _num_kept(tree, best)
@@ -101,7 +101,7 @@ class OptTreeGrowth(GrowthPolicy):
         self._num_kept = None
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """Returns what was cut from the tree before and is among the n best of what the commit has left."""
+        """Returns the cut candidates that are among the n best after the commit."""
         cut, self._cut = self._cut, {}
         deepest = tree.root.position + self._max_depth
         return self._best_of(
@@ -115,7 +115,7 @@ class OptTreeGrowth(GrowthPolicy):
         )
 
     def foresee(self, stale_tokens: float, least_awaited: float) -> None:
-        """Does nothing: the target waits, so it is nowhere else when the tree arrives."""
+        """Does nothing: the target waits, so it is in the same place when the tree arrives."""
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Returns false: the tree goes out whole, when nothing grows any more."""

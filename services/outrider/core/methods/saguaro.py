@@ -1,14 +1,14 @@
-"""SAGUARO: while the target verifies a chain, what it may say is predicted and drafted for (Kumar, Dao, May).
+"""SAGUARO: while the target verifies a chain, the outcomes are predicted and drafted for (Kumar, Dao, May).
 
-An outcome (k, t) of a verification: the first k tokens of the chain are accepted and t comes next. It is a node, a
-sibling of the chain's own token after position k, and what is drafted for it is a chain below it, a rail. All rails
+An outcome (k, t) of a verification means that the first k tokens of the chain are accepted and t comes next. It is a
+node, a sibling of the chain's own token after position k. The draft for it is a chain below it, its rail. All rails
 grow at once, by one token with each forward. A commit re-roots the tree: on a hit the outcome is the root and its rail
-is the chain under verification, which costs nothing. On a miss a new chain is drafted.
+is the chain under verification, at no cost. On a miss a new chain is drafted.
 
-F_k is how many t are drafted for after position k = 0..K of a chain of K tokens (Theorem 12). All k accepted and the
-next one refused has probability a ** k * (1 - a), all K accepted a ** K, with a the acceptance rate; and the next token
-is missed by F guesses with a probability that falls like F ** -r. Then the chance of a hit is greatest, for a given sum
-of the F_k, if
+F_k is the number of outcomes after position k = 0..K of a chain of K tokens (Theorem 12). Let a be the acceptance rate.
+The first k tokens are accepted and the next one refused with probability a ** k * (1 - a); all K are accepted with
+probability a ** K. The probability that F guesses miss the next token falls like F ** -r. Then, for a given sum of the
+F_k, the chance of a hit is greatest if
 
     F_k = F_0 * a ** (k / (1 + r))  for k < K,        F_K = F_0 * a ** (K / (1 + r)) * (1 - a) ** (-1 / (1 + r)).
 """
@@ -39,9 +39,10 @@ from outrider.core.speculation import (
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
 OPEN_PROBABILITY = 0.25
-"""The target may wait for more of a chain that breaks off at a path at least so probable."""
+"""The target may wait for more of a chain if the path at which it breaks off is at least so probable."""
 MIN_CANDIDATES = 8
-"""Candidates wanted of every node. The fan-out of a short chain is wider, and what a rail does not use may serve it."""
+"""Least number of candidates that every node wants. The fan-out of a short chain is wider, and may use the candidates
+that a rail has left."""
 MAX_ROWS = 64
 """Most rails that grow in one forward."""
 
@@ -66,8 +67,8 @@ class SaguaroParams(MethodParams):
     budget: int = 16
     """Outcomes that are drafted for at a time (B, the sum of the F_k)."""
     exponent: float = 0.0
-    """Rate at which misses become fewer with the fan-out: their probability falls like F ** -exponent (r). 0 means as
-    measured in this session."""
+    """Rate at which misses become fewer with the fan-out: their probability falls like F ** -exponent (r). 0 means that
+    it is measured in this session."""
     fan_outs: tuple[int, ...] = ()
     """F_k for k = 0, 1, ...; the last one holds for all later positions. Only for GIVEN."""
     fallback: Fallback = Fallback.AUTO
@@ -75,7 +76,7 @@ class SaguaroParams(MethodParams):
     """Factor of the probabilities of the most probable draft tokens before sampling (C of SAGUARO sampling, section
     4.2): below 1, the token after a refusal is more often among the outcomes. Only under the ratio rule."""
     num_biased: int = 0
-    """Tokens that are scaled by the bias (F). 0 means at each position the fan-out there."""
+    """Number of tokens that are scaled by the bias (F). 0 means the fan-out of each position."""
 
     def __post_init__(self) -> None:
         check_range("saguaro.budget", self.budget, 1, MAX_BUDGET)
@@ -93,7 +94,7 @@ class SaguaroParams(MethodParams):
         check_range("saguaro.num_biased", self.num_biased, 0, 64)
 
     def check(self, params: SpeculationParams, limits: SpeculationLimits | None = None) -> None:
-        """Checks the fan-outs over all positions, and what goes with the acceptance rule and with retrieval only."""
+        """Checks the fan-outs over all positions, and the fields that need an acceptance rule or retrieval."""
         rule = "1 under the match rule: the bias is of sampled tokens"
         check(params.is_ratio or self.bias == 1, "speculation.saguaro.bias", rule, self.bias)
         check(
@@ -114,7 +115,7 @@ class SaguaroParams(MethodParams):
         check(budget <= limits.max_budget, field, rule, budget)
 
     def meaningless(self, given: Collection[str], *, is_ratio: bool) -> Iterator[tuple[str, str]]:
-        """Yields what the fan-out decides already, and the bias where no draft is sampled."""
+        """Yields the fields that the fan-out decides already, and the bias if no draft is sampled."""
         if self.fan_out is FanOut.GIVEN:
             yield "budget", "unset for FAN_OUT_GIVEN: fan_outs say it"
         if self.fan_out is not FanOut.GEOMETRIC:
@@ -141,26 +142,26 @@ class _Rail:
 class SaguaroGrowth(GrowthPolicy):
     """The chain under verification, its outcomes and their rails, for one session.
 
-    **Which outcomes.** After position k < K of a chain of K tokens those F_k candidates that are the most probable
-    beside the chain's own next token; after position K the F_K most probable, of which the chain's own is one: there
-    the chain simply goes on, as one more rail. It does so even if F_K is 0. F_k is `fan_outs`, by Theorem 12 with the
-    acceptance rate and the exponent that this session has shown. A node's forward finds enough candidates for its
-    outcomes; those are kept until the node stands on a chain under verification, so outcomes cost no forward of their
-    own, neither those of the first chain nor those of a rail that has become the chain.
+    **Which outcomes.** After position k < K of a chain of K tokens: the F_k most probable candidates besides the
+    chain's own next token. After position K: the F_K most probable ones, the chain's own included. There the chain
+    simply goes on, as one more rail, even if F_K is 0. F_k is `fan_outs`, by Theorem 12 with the acceptance rate and
+    the exponent that this session has shown. A node's forward finds enough candidates for its outcomes, and they are
+    kept until the node stands on a chain under verification. So outcomes cost no forward of their own, neither those of
+    the first chain nor those of a rail that has become the chain.
 
-    **How far.** A rail has as many tokens as the target verifies at once, fewer where its path below the outcome
-    becomes improbable, and none deeper than `lookahead` below the root. Where there are more rails than a forward has
-    rows, those of the more probable outcomes come first.
+    **How far.** A rail has as many tokens as the target verifies at once, fewer if its path below the outcome becomes
+    improbable, and none deeper than `lookahead` below the root. If there are more rails than a forward has rows, the
+    rails of the more probable outcomes come first.
 
-    **After a miss**, and after a hit with so short a rail that the target may be waiting for more, the chain grows
-    alone, and goes out when it is as long as is worth waiting for. From then on every forward's nodes go out at once.
+    **After a miss**, and after a hit with a rail so short that the target may be waiting for more, the chain grows
+    alone. It goes out when more of it is not worth waiting for. From then on every forward's nodes go out at once.
 
     **Under the ratio rule** the chain follows the token that was drawn, and outcomes are picks. A token that was drawn
-    is no outcome at its position, which is safe: once refused, it has no residual probability. When a drawn token is
-    sent must not depend on what it is: if improbable chains were sent early, before the target loses patience, and
-    probable ones late, then those that are judged would not be fair samples. So the length of a chain that grows alone
-    is decided before its first token is drawn: so that, at the acceptance rate seen so far, its last token but one is
-    kept with `min_path_probability`. All other decisions are about nodes that have been sent.
+    is no outcome at its position, which is safe: once refused, it has no residual probability. The time at which a
+    drawn token is sent must not depend on the token: if improbable chains were sent early, before the target loses
+    patience, and probable ones late, the judged chains would not be fair samples. So the length of a chain that grows
+    alone is decided before its first token is drawn, such that its last token but one is kept with
+    `min_path_probability` at the acceptance rate seen so far. All other decisions are about nodes that have been sent.
     """
 
     def __init__(self, params: SpeculationParams) -> None:
@@ -175,7 +176,7 @@ class SaguaroGrowth(GrowthPolicy):
         self._fan_outs = self._next_fan_outs(self._max_chain_len)
         """F_k for the chain under verification."""
         self._found: dict[Node, tuple[int, ...]] = {}
-        """Tokens that a forward found behind a node, that of the chain first, then the best."""
+        """Tokens that a forward found after a node: the chain's token first, then the best ones."""
         self._chain: list[Node] = []
         """The root, and below it the chain under verification as far as it exists. Empty until the first look at the
         tree."""
@@ -186,7 +187,7 @@ class SaguaroGrowth(GrowthPolicy):
         self._wanted: list[int] = []
         """For each position of the chain, outcomes that are not nodes yet."""
         self._unused: dict[Node, list[Candidate]] = {}
-        """Candidates that a forward found beside a node's child, best first."""
+        """Candidates that a forward found besides a node's child, best first."""
         self._outcomes: list[Child] = []
         """Outcomes that are about to become nodes."""
         self._rails: list[_Rail] = []
@@ -201,14 +202,14 @@ class SaguaroGrowth(GrowthPolicy):
         nodes = [end] if end.position < last_position and self._may_expand(end) else []
         if not self._is_alone:
             nodes += [rail.tip for rail in self._rails if rail.tip.position < last_position and self._is_growing(rail)]
-        # The rails are sorted, so those that find no row are below the least probable outcomes.
+        # The rails are sorted, so those without a row are below the least probable outcomes.
         return Expansion(tuple(nodes[:MAX_ROWS]), self._num_candidates) if nodes else None
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
         """Returns the next token of each rail, and outcomes."""
         grown = []
         for node, candidates in zip(expansion.nodes, found, strict=True):
-            # Calibrated, a lower rank may be the more probable one.
+            # After calibration, a lower rank may be more probable.
             ranked = sorted(candidates, key=_rank)
             grown += [Child(node, candidate) for candidate in ranked[:1]]
             self._unused[node] = ranked[1:]
@@ -232,7 +233,7 @@ class SaguaroGrowth(GrowthPolicy):
         return outcomes
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """Learns what the verdict tells, and takes what has survived for the chain under verification."""
+        """Learns from the verdict, and takes the surviving chain as the chain under verification."""
         if not self._is_alone and self._chain:
             self._learn(tree.committed[-num_tokens:])
         root = tree.root
@@ -243,24 +244,25 @@ class SaguaroGrowth(GrowthPolicy):
         self._begin(tree)
 
     def _learn(self, token_ids: Sequence[TokenId]) -> None:
-        """Learns the acceptance rate, and how good the guesses are where the target has left the chain."""
+        """Learns the acceptance rate, and how good the guesses are in the place where the target has left the chain."""
         chain = self._chain[1 : 1 + self._chain_len]
-        # Only nodes of the chain: a committed outcome beside it is a hit, and its chain token was refused.
+        # Only nodes of the chain: a committed outcome next to it is a hit, and the chain's token in that place was
+        # refused.
         num_accepted = sum(node.state is NodeState.COMMITTED for node in chain)
         is_refused = num_accepted < min(len(chain), len(token_ids))
         self._acceptance_rate.add(num_accepted, is_refused=is_refused)
         found = self._found.get(self._chain[num_accepted], ())
         if num_accepted >= len(token_ids) or not found:
             return
-        # Where the chain goes on, its own token is no outcome; at its end it is the best of them.
+        # Within the chain, its own token is no outcome; at its end it is the best outcome.
         outcomes = found[1:] if is_refused else found
         said = token_ids[num_accepted]
         self._exponent.add(outcomes.index(said) if said in outcomes else None)
 
     def draw_bias(self, node: Node) -> tuple[float, int]:
-        """Returns the factor of SAGUARO sampling, and for how many of the most probable tokens it is: as many as are
-        outcomes there, F_k (section 4.2). What their scaling takes from q is left to the residual, so that the token
-        after a refusal is more often among them.
+        """Returns the factor of SAGUARO sampling, and the number of most probable tokens that it scales: the number of
+        outcomes there, F_k (section 4.2). The probability that scaling takes from q goes to the residual, so the token
+        after a refusal is more often among the outcomes.
 
         It follows from verdicts and from the place in the tree, never from the token that is drawn.
         """
@@ -277,12 +279,12 @@ class SaguaroGrowth(GrowthPolicy):
 
     def foresee(self, stale_tokens: float, least_awaited: float) -> None:
         """Limits the depth of the chain and of the rails. The outcomes stay those of the chain under verification,
-        however far away the target is."""
+        however long the round trip is."""
         self._max_depth = reach(self._lookahead, self._max_chain_len, stale_tokens)
         self._least_awaited_logprob = logarithm(least_awaited)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """Returns true except for a chain that grows alone: that goes out whole."""
+        """Returns true, except for a chain that grows alone: it goes out whole."""
         return not self._is_alone
 
     def _begin(self, tree: DraftTree) -> None:
@@ -302,7 +304,7 @@ class SaguaroGrowth(GrowthPolicy):
             self._verify(path, logprobs)
 
     def _whole_len(self) -> int:
-        """Returns the length of a chain that grows alone, if it does not become improbable."""
+        """Returns the length of a chain that grows alone and does not become improbable."""
         least = max(self._min_chain_logprob, self._least_awaited_logprob)
         if not self._is_ratio or least == -math.inf:
             return self._max_chain_len
@@ -324,7 +326,7 @@ class SaguaroGrowth(GrowthPolicy):
             self._verify(self._chain, logprobs)
 
     def _verify(self, path: list[Node], logprobs: Sequence[float]) -> None:
-        """Plans for the chain that the target takes of a path; what it leaves is a rail.
+        """Plans for the chain that the target takes of a path; the rest of the path is a rail.
 
         Args:
             path: The root, and a chain below it.
@@ -343,7 +345,7 @@ class SaguaroGrowth(GrowthPolicy):
         self._plan(chain_len)
 
     def _plan(self, chain_len: int) -> None:
-        """Decides how many outcomes a chain of this length wants, beside those that there are."""
+        """Decides how many outcomes a chain of this length wants besides the existing ones."""
         self._chain_len = chain_len
         self._fan_outs = self._next_fan_outs(chain_len)
         counts = list(self._fan_outs)
@@ -382,13 +384,13 @@ class SaguaroGrowth(GrowthPolicy):
         )
 
     def _may_expand(self, end: Node) -> bool:
-        # A root from whose forward nothing has come goes through another one.
+        # A root without candidates after its forward goes through another one.
         is_barren = end.state is NodeState.COMMITTED and not end.children and end not in self._unused
         return not end.is_expanded or is_barren
 
 
 def _own_next(node: Node) -> Node | None:
-    """Returns the child with which a chain goes on: the drawn one, otherwise the same one as `DraftTree.best_chain`."""
+    """Returns the child with which a chain goes on: the drawn one, otherwise that of `DraftTree.best_chain`."""
     if len(node.children) < 2:
         return next(iter(node.children.values()), None)
     return min(node.children.values(), key=lambda child: (child.q is None, -child.logprob, child.token_id))
@@ -415,13 +417,14 @@ def geometric_shares(chain_len: int, acceptance_rate: float, exponent: float) ->
     """Returns F_k / F_0 of Theorem 12 for k = 0..chain_len.
 
     Raises:
-        ValueError: The acceptance rate is not in (0, 1): at its ends the theorem gives one end of the chain all.
+        ValueError: The acceptance rate is not in (0, 1): at 0 and 1 the theorem gives everything to one end of the
+            chain.
     """
     if not 0 < acceptance_rate < 1:
         raise ValueError(f"acceptance_rate must be in (0, 1), got {acceptance_rate}")
     ratio = acceptance_rate ** (1 / (1 + exponent))
     shares = [ratio**k for k in range(chain_len + 1)]
-    # After the whole chain nothing needs to be refused: its probability lacks the factor 1 - a of the others.
+    # After the whole chain no token is refused: its probability lacks the factor 1 - a of the others.
     shares[-1] *= (1 - acceptance_rate) ** (-1 / (1 + exponent))
     return shares
 
@@ -429,7 +432,7 @@ def geometric_shares(chain_len: int, acceptance_rate: float, exponent: float) ->
 def apportioned(budget: int, shares: Sequence[float]) -> list[int]:
     """Returns whole numbers in proportion to `shares` whose sum is `budget`.
 
-    They are rounded down, and what is missing goes to the largest remainders, to the earlier of equals.
+    They are rounded down, and the rest goes to the largest remainders; among equals, to the earlier one.
     """
     total = sum(shares)
     quotas = [budget * share / total for share in shares]
@@ -442,8 +445,8 @@ def apportioned(budget: int, shares: Sequence[float]) -> list[int]:
 
 
 def _waiting(params: SpeculationParams) -> Waiting:
-    """Returns what the fallback decides: draft now (always), what costs least (while that pays in a batch of this
-    size), or something else than a draft (never)."""
+    """Returns the waiting that the fallback asks for: always, to draft now; while it pays in a batch of this size, for
+    the cheapest reaction; never, for anything but a draft."""
     waiting = {Fallback.AUTO: Waiting.BY_BATCH, Fallback.DRAFT: Waiting.ALWAYS}
     return waiting.get(params.of(SaguaroParams).fallback, Waiting.NEVER)
 

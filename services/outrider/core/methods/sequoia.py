@@ -1,5 +1,5 @@
-"""Growth of Sequoia: a tree whose shape follows from how often guesses of each rank are right (Chen et al. 2024,
-"Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding").
+"""Growth of Sequoia: a tree with a shape that follows from the acceptance rates by rank (Chen et al. 2024, "Sequoia:
+Scalable, Robust, and Hardware-aware Speculative Decoding").
 
 The paper assumes that the k-th guess after any node is the target's token with a probability p_k that depends on k
 alone (section 3.1, the positional acceptance assumption). The worth of a place in the tree is then the product of the
@@ -36,7 +36,7 @@ Place = tuple[int, ...]
 MAX_RANKS = 16
 """Guesses after one node that may become its children."""
 FIRST_RATES = tuple(0.6 * 0.3**rank for rank in range(MAX_RANKS))
-"""Acceptance rates by rank until verdicts have said better."""
+"""Acceptance rates by rank before the first verdicts."""
 FIRST_WEIGHT = 8.0
 """Verdicts that the first rates count for."""
 MEMORY = 0.99
@@ -44,7 +44,7 @@ MEMORY = 0.99
 
 
 class RankRates:
-    """Learns how often the k-th guess after a node is what the target says there (p_k)."""
+    """Learns how often the target says the k-th guess after a node (p_k)."""
 
     def __init__(self) -> None:
         self._hits = [FIRST_WEIGHT * rate for rate in FIRST_RATES]
@@ -54,7 +54,7 @@ class RankRates:
         """Adds a token of the target's, after a node whose guesses are known.
 
         Args:
-            rank: Rank of the guess that it is, from 0 on. None means that it is none of them.
+            rank: Rank of the guess that equals it, from 0. None means that no guess does.
         """
         self._hits = [MEMORY * hits for hits in self._hits]
         self._total = MEMORY * self._total + 1
@@ -63,7 +63,7 @@ class RankRates:
 
     @property
     def values(self) -> list[float]:
-        """The rates by rank, never rising: a higher one at a lower rank is chance."""
+        """The rates by rank, made non-increasing: a higher rate at a lower rank is chance."""
         rates: list[float] = []
         for hits in self._hits:
             rates.append(min(hits / self._total, rates[-1] if rates else 1.0))
@@ -71,7 +71,8 @@ class RankRates:
 
 
 def tree_shape(rates: Sequence[float], num_nodes: int, max_depth: int) -> dict[Place, int]:
-    """Returns the tree of `num_nodes` that keeps the most tokens, as the number of children of each place that has any.
+    """Returns the tree of `num_nodes` that keeps the most tokens, as the number of children of each place with
+    children.
 
     The paper finds it by dynamic programming (section 3.1.2). Where rates do not rise with the rank, the greedy choice
     is as good: a place is never worth more than its parent or than its elder sibling, so the best `num_nodes` places
@@ -101,7 +102,7 @@ def tree_shape(rates: Sequence[float], num_nodes: int, max_depth: int) -> dict[P
 
 @dataclass(frozen=True, slots=True)
 class SequoiaParams(MethodParams):
-    """Sequoia: a tree whose shape follows from the acceptance rates by rank."""
+    """Sequoia: a tree with a shape that follows from the acceptance rates by rank."""
 
     num_nodes: int = 32
     """Nodes of a tree (n)."""
@@ -113,8 +114,8 @@ class SequoiaParams(MethodParams):
 class SequoiaGrowth(GrowthPolicy):
     """Grows one session's tree into its shape between a commit and the verification that waits for it.
 
-    One forward for each layer. What a commit has left takes its places in the next tree: a node that was expanded once
-    needs no second forward. The tree goes out whole.
+    One forward for each layer. Nodes that a commit leaves take their places in the next tree: an expanded node needs no
+    second forward. The tree goes out whole.
     """
 
     def __init__(self, params: SpeculationParams) -> None:
@@ -133,7 +134,7 @@ class SequoiaGrowth(GrowthPolicy):
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """Returns the nodes that want children and have not been through a forward: a layer of them."""
         self._root = tree.root
-        # A root from whose forward nothing has come goes through another one.
+        # A root without candidates after its forward goes through another one.
         nodes = [
             node
             for node, _ in self._wanting(tree)
@@ -144,7 +145,7 @@ class SequoiaGrowth(GrowthPolicy):
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
         """Returns as many guesses after each node as its place has children."""
         for node, candidates in zip(expansion.nodes, found, strict=True):
-            # Calibrated, a lower rank may be the more probable one.
+            # After calibration, a lower rank may be more probable.
             self._found[node] = tuple(sorted(candidates, key=lambda candidate: -candidate.logprob))
         expanded = set(expansion.nodes)
         return self._best_guesses([(node, count) for node, count in self._wanting(tree) if node in expanded])
@@ -170,11 +171,11 @@ class SequoiaGrowth(GrowthPolicy):
             node = path.get(node.position + 1)
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """Returns further guesses after nodes that have been through a forward and have more children in this tree."""
+        """Returns further guesses after nodes that are expanded and have more children in this tree."""
         return self._best_guesses([(node, count) for node, count in self._wanting(tree) if node in self._found])
 
     def foresee(self, stale_tokens: float, least_awaited: float) -> None:
-        """Does nothing: the target waits, so it is nowhere else when the tree arrives."""
+        """Does nothing: the target waits, so it is in the same place when the tree arrives."""
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Returns false: the tree goes out whole, when nothing grows any more."""

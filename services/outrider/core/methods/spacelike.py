@@ -23,8 +23,8 @@ class SpacelikeParams(MethodParams):
     max_match_len: int = 10
     """Longest context that is looked up; shorter ones follow."""
     whole_runs: bool = False
-    """Takes what followed a context most often as a whole, cut to num_speculative_tokens (16 at most), as the paper
-    does. False takes what follows most often token by token."""
+    """True to take the most frequent continuation as a whole, cut to num_speculative_tokens (16 at most), as in the
+    paper. False to take the most frequent follower token by token."""
 
     def __post_init__(self) -> None:
         check_range("spacelike.max_match_len", self.max_match_len, 1, MAX_ASKED_MATCH_LEN)

@@ -1,8 +1,8 @@
-"""Guessed continuations: small trees of tokens with the calibration key of each, and how one is grown from what may
-follow a path.
+"""Guessed continuations: small trees of tokens with the calibration key of each, and their growth from the followers of
+paths.
 
-A source of trees says what may follow a path of tokens (`Branches`); everything else is here: how siblings are ranked
-is the caller's, how probable a path is the calibration's, and the most probable one is expanded first.
+A source of trees says which tokens may follow a path (`Branches`). The rest of the growth is here: the caller ranks
+siblings, the calibration says how probable a path is, and the most probable path is expanded first.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from outrider.core.retrieval.ngrams import Follower
 from outrider.core.tree import TokenId
 
 PREFERENCE = 1e-6
-"""Nats between the scores of two guesses that are worth the same and come from different sources. Far below what a
-single verdict changes."""
+"""Nats between the scores of two guesses of equal worth from different sources. Far less than a single verdict
+changes."""
 
 Ranking = Callable[[Sequence[Follower], int], list[tuple[int, float]]]
 """Ranks the followers of one n-gram for a position: returns their indices and shares, the best first."""
@@ -32,28 +32,29 @@ class Followers:
 
     source: Source
     match_len: int
-    """Tokens of the path that they depend on, as calibration counts it."""
+    """Length of the path's end that they depend on, as calibration counts it."""
     tokens: Sequence[Follower]
 
 
 class Branches(Protocol):
-    """Knows what may follow a path of tokens: a source that trees are grown from."""
+    """Knows the possible followers of a path of tokens: a source that trees grow from."""
 
     max_num_nodes: int
     """Most nodes of a tree."""
 
     def followers(self, path: Sequence[TokenId], depth: int) -> Followers | None:
-        """Returns what may follow a path, None if nothing is known. Its last `depth` tokens are guessed."""
+        """Returns the possible followers of a path; None if none are known. The path's last `depth` tokens are
+        guessed."""
 
     def num_children(self, depth: int, rank: int) -> int:
-        """Returns the most children of a node `depth` tokens below the committed ones, whose rank is the sum of the
-        ranks of the tokens on its path, each among its siblings from 0."""
+        """Returns the most children of a node `depth` tokens below the committed ones. The node's rank is the sum of
+        the ranks of the tokens on its path, each among its siblings, from 0."""
 
 
 @dataclass(slots=True)
 class Guess:
-    """A guessed path, with alternatives. The lists run in parallel; parents come first, and of two siblings the more
-    probable one."""
+    """A guessed path, with alternatives. The lists run in parallel. Parents come before children, and more probable
+    siblings before less probable ones."""
 
     match_len: int
     parents: list[int]
@@ -72,7 +73,8 @@ class Guess:
         return len(self.token_ids) - 1
 
     def logprobs(self, calibration: RetrievalCalibration) -> list[float]:
-        """Returns the log-probability of each token after its parent; of equals the preferred source has more."""
+        """Returns the log-probability of each token after its parent; among equals, slightly more for the preferred
+        source."""
         preferences = self.preferences or [0] * len(self.keys)
         return [
             math.log(calibration.rate(key)) - PREFERENCE * preference
@@ -104,16 +106,16 @@ def grown(
     max_depth: int,
     is_wide: bool,
 ) -> Guess:
-    """Grows a guess behind a context, the most probable paths first.
+    """Grows a guess after a context, the most probable paths first.
 
     Args:
-        branches: Says what may follow.
+        branches: Gives the followers of paths.
         context: The last tokens before the guess.
         position: Index of the first guessed token among all tokens of the text.
         rank: Ranks siblings.
         calibration: Says how probable a token is.
         max_depth: Most tokens in a row.
-        is_wide: True for a tree; False for the best token after each, so one path.
+        is_wide: True for a tree; False for only the best token after each, so one path.
 
     Returns:
         A guess that may be empty.
@@ -121,7 +123,7 @@ def grown(
     guess = Guess(0, [], [], [])
     paths: dict[int, tuple[TokenId, ...]] = {-1: ()}
     ranks = {-1: 0}
-    # The index decides between equals: a node that was found earlier is expanded earlier.
+    # The index breaks ties: a node that was found earlier is expanded earlier.
     heap: list[tuple[float, int]] = [(0.0, -1)]
     while heap and len(guess.token_ids) < branches.max_num_nodes:
         cost, parent = heappop(heap)
@@ -147,7 +149,7 @@ def grown(
 def merged(guesses: Sequence[Guess], calibration: RetrievalCalibration) -> Guess | None:
     """Returns one guess with all paths of several, the preferred one first; None if all are empty.
 
-    A token that two of them guess has the key of the one that is surer of it, of equals that of the preferred one.
+    A token in two guesses has the key of the guess that is surer of it; among equals, that of the preferred guess.
     """
     whole = Guess(0, [], [], [])
     places: dict[tuple[int, TokenId], int] = {}

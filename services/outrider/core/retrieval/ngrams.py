@@ -4,7 +4,7 @@ The retrieval of DOUBLE (Algorithm 3) without its gaps: streams are indexed as t
 followers are ranked by how often and how lately they came. `prior.py` has the tier that never changes, and
 `outrider.core.retrieval.tiers` puts a session's tiers in order.
 
-Pure: token ids in, token ids out. A guess may be wrong; it never raises for a context that is unknown.
+Pure: token ids in, token ids out. A guess may be wrong; an unknown context never raises.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def num_chained(continuation: Continuation) -> int:
 
 @lru_cache(1024)
 def _num_chained(parent_offsets: tuple[int, ...]) -> int:
-    # An alternative's parent is never the node just before it: what is there is on the path, or is no parent.
+    # An alternative's parent is never the node just before it: only nodes of the path follow their parents directly.
     length = min(1, len(parent_offsets))
     while length < len(parent_offsets) and parent_offsets[length] == 1:
         length += 1
@@ -94,7 +94,7 @@ def continuation_of(
 class NgramTier:
     """Counts what follows each n-gram of one to max_match_len tokens.
 
-    One thread writes; others may read at the same time. Whatever they read is a value that was once true: the followers
+    One thread writes; others may read at the same time. All values that they read were true at some time: the followers
     of an n-gram are one immutable tuple, replaced as a whole. From one step of a walk to the next the tier may change.
 
     With max_ngrams the n-grams that were first seen longest ago are dropped, the shorter ones of a position before the
@@ -107,7 +107,8 @@ class NgramTier:
         self.max_match_len = max_match_len
         self.max_ngrams = max_ngrams
         self._followers: dict[Ngram, tuple[Follower, ...]] = {}
-        # A dictionary keeps this order too, but finding its first key again and again takes time in its size.
+        # A dictionary keeps this order too, but finding its first key again and again takes time in proportion to its
+        # size.
         self._by_age: deque[Ngram] = deque()  # only with max_ngrams
         self._tail: Ngram = ()
 
@@ -122,7 +123,7 @@ class NgramTier:
         self._tail = stream[-self.max_match_len :]
 
     def learn(self, token_ids: Sequence[TokenId], start: int = 0) -> None:
-        """Counts token_ids[start:] as followers of the n-grams before them; the stream of `record` is not touched.
+        """Counts token_ids[start:] as followers of the n-grams before them, outside the stream of `record`.
 
         Under a microsecond for each token and n-gram length. With max_ngrams no more is dropped than added.
         """
@@ -164,13 +165,13 @@ class NgramTier:
         return None
 
     def walk(self, tier: Source, ngram: Ngram, followers: Sequence[Follower], max_len: int) -> Continuation:
-        """Follows the most counted tokens, from an n-gram and its followers, of which there is one at least.
+        """Follows the most counted tokens, from an n-gram and its followers; there is at least one follower.
 
         Every step looks at as many tokens as are known, up to the tier's max_match_len and never fewer than matched at
         first.
 
         Args:
-            tier: What the continuation says it comes from.
+            tier: The source that the continuation names.
             max_len: Tokens on the most counted path, at least 1.
         """
         table, max_match_len, match_len = self._followers, self.max_match_len, len(ngram)
@@ -199,13 +200,13 @@ class NgramTier:
 
 def _counted(followers: tuple[Follower, ...], token_id: TokenId) -> tuple[Follower, ...]:
     """Returns the followers with one of them counted once more. There must be one at least."""
-    # A newcomer goes behind the last one, or into its place where the list is full.
+    # A newcomer goes after the last one, or takes its place if the list is full.
     index, count = min(len(followers), MAX_FOLLOWERS - 1), 1
     for number, (other, times) in enumerate(followers):
         if other == token_id:
             index, count = number, times + 1
             break
-    # Ahead of all that are counted no more often: the order itself remembers which came last.
+    # Before all with no greater count: so the order itself shows which came last.
     place = index
     while place and followers[place - 1][1] <= count:
         place -= 1

@@ -1,4 +1,4 @@
-"""The plan of retrieval: the sources that one side of a session looks up, after how many tokens."""
+"""The plan of retrieval: the sources that one side of a session looks up, and the lengths of contexts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PHRASE_LEN = 10
 """Retrieved tokens that one draft forward verifies, unless the session wants another number."""
 
 MAX_RUN_LEN = 16
-"""Tokens of a continuation that a datastore returns at most, by its default settings."""
+"""Most tokens of a continuation that a datastore returns, by its default settings."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,21 @@ class RetrievalPlan:
     max_phrase_len: int = MAX_PHRASE_LEN
     """Most retrieved tokens that one draft forward verifies."""
     max_tail_len: int = 0
-    """Most retrieved tokens that one target forward verifies behind the whole chain. 0 means as many as the chain
-    lacks of its greatest length."""
+    """Most retrieved tokens that one target forward verifies after the whole chain. 0 means as many as the chain lacks
+    of its greatest length."""
     whole_run_len: int = 0
-    """Has the ring compare continuations as a whole, cut to so many tokens. 0 means token by token."""
+    """Length to which the ring cuts continuations to compare them as a whole. 0 means that it compares token by
+    token."""
     is_calibrated: bool = True
-    """Ends phrases where they become improbable, and makes them as long as has paid so far. False means that they are
-    as long as they may be."""
+    """True if phrases end where they become improbable, and have the length that has paid so far. False means that they
+    have their greatest length."""
     is_ranked_by_noise: bool = True
     """Ranks tokens that followed the same n-gram with the target's noise."""
     looks_ahead: bool = False
-    """Asks the datastore for what comes behind a continuation before that is used up."""
+    """True if the datastore is asked what follows a continuation before that continuation is used up."""
     has_branches: bool = False
-    """Grows a tree of all that is known in process behind the committed tokens, where rows may branch."""
+    """True if a tree grows from all continuations of the committed tokens that are known in process. Only if rows may
+    branch."""
 
     @cached_property
     def tiers(self) -> tuple[Source, ...]:
@@ -58,11 +60,11 @@ class RetrievalPlan:
 
     @cached_property
     def has_own_sources(self) -> bool:
-        """True if a source is looked up that the verifier has of its own."""
+        """True if one of the verifier's own sources is looked up (`OWN_SOURCES`)."""
         return any(source in OWN_SOURCES for source in self.sources)
 
     @cached_property
     def judges_siblings(self) -> bool:
-        """True if guesses learn from every token that the target says behind their parent, not from verdicts on paths:
-        of a tree most nodes lie beside the path, and are refused without a verdict of their own."""
+        """True if guesses learn from every token that the target says after their parent, not from verdicts on paths:
+        most nodes of a tree lie next to the path, and are refused without a verdict of their own."""
         return self.has_branches or self.has_own_sources

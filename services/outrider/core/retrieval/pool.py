@@ -1,10 +1,10 @@
 """A pool of n-grams by their first token, as in Lookahead decoding (Fu et al. 2024, section 3.2) and Ouroboros' phrase
 pool (Zhao et al. 2024, sections 3.2 and 3.3).
 
-What follows the last committed token in the pool is verified, several candidates as branches side by side. The pool is
-filled from verdicts and draft trees: with what was accepted, the prompt included, and with those parts of refused
-drafts that the target agreed with. Lookahead decoding also fills it by Jacobi iteration; its window needs rows of the
-target that verify nothing, and there are none here.
+The n-grams of the last committed token are verified, several candidates as branches side by side. The pool is filled
+from verdicts and draft trees: with the prompt and the accepted tokens, and with those parts of refused drafts that the
+target agreed with. Lookahead decoding also fills it by Jacobi iteration; its window needs rows of the target that
+verify nothing, and there are none here.
 
 A pool belongs to one session, and its newest n-grams come first.
 """
@@ -43,16 +43,16 @@ class NgramPool:
         return self._ngrams.get(key, ())
 
     def record(self, token_ids: Sequence[TokenId]) -> None:
-        """Adds the next accepted tokens. N-grams that span two calls count like any other; those at the end that lack
-        tokens yet come with them."""
+        """Adds the next accepted tokens. N-grams that span two calls count like any other; an n-gram at the end that
+        still lacks tokens is added with the call that brings them."""
         stream, length = [*self._tail, *token_ids], self.ngram_len
         for end in range(length, len(stream) + 1):
             self._add(tuple(stream[end - length : end]))
         self._tail = stream[-(length - 1) :]
 
     def learn(self, phrase: Sequence[TokenId]) -> None:
-        """Adds tokens in a row that were not accepted, but that the target agreed with one after the other. Phrases of
-        fewer than two tokens add nothing."""
+        """Adds consecutive tokens that were not accepted, but that the target agreed with one after the other. Phrases
+        of fewer than two tokens are ignored."""
         if len(phrase) < 2:
             return
         for start in range(max(1, len(phrase) - self.ngram_len + 1)):
@@ -60,7 +60,7 @@ class NgramPool:
 
     def _add(self, ngram: Ngram) -> None:
         key, tail = ngram[0], ngram[1:]
-        # What it begins with is known with it, so a shorter one of the same tokens would take a place for nothing.
+        # An n-gram contains its beginnings, so a shorter one of the same tokens would waste a place.
         others = [known for known in self.ngrams(key) if known[: len(tail)] != tail and tail[: len(known)] != known]
         longer = next(
             (known for known in self.ngrams(key) if len(known) > len(tail) and known[: len(tail)] == tail), tail
@@ -68,18 +68,19 @@ class NgramPool:
         self._ngrams[key] = (longer, *others)[: self.max_per_key]
 
     def followers(self, path: Sequence[TokenId], depth: int) -> Followers | None:
-        """Returns how the n-grams of the last committed token go on behind the guessed ones; see `Branches`."""
+        """Returns the next tokens of the n-grams that begin with the last committed token and the guessed ones; see
+        `Branches`."""
         if depth >= len(path):
             return None
         begun = tuple(path[len(path) - depth :])
         weights: dict[TokenId, int] = {}
         for age, ngram in enumerate(self.ngrams(path[-1 - depth])):
             if len(ngram) > depth and ngram[:depth] == begun:
-                # One for each n-gram and one more for each place that it is newer.
+                # The oldest n-gram counts least; each newer place adds one.
                 weights[ngram[depth]] = weights.get(ngram[depth], 0) + self.max_per_key - age
         if not weights:
             return None
-        # Stable, so that of equals the newer one stays first.
+        # Stable, so that the newer one of equals stays first.
         ordered = sorted(weights.items(), key=lambda follower: -follower[1])
         return Followers(Source.POOL, depth + 1, ordered)
 
@@ -91,8 +92,8 @@ class NgramPool:
 def agreed_phrases(root: Node, nodes: Sequence[Node], draws: Sequence[TokenId]) -> list[list[TokenId]]:
     """Returns the parts of refused drafts that the target agreed with (Ouroboros, section 3.3).
 
-    Behind a refused token the target has drawn as well, as if it stood. Where its draw is the next drafted token, the
-    two are a phrase; it goes on as far as they agree, and the target's own next token ends it.
+    The target has drawn after refused tokens, too, as if they were accepted. If its draw equals the next drafted token,
+    the two are a phrase. The phrase goes on as far as they agree, and the target's own next token ends it.
 
     Args:
         root: Root of the tree that the nodes are of, before the verdict.

@@ -1,14 +1,14 @@
-"""A prior as a compact table that never changes: for every process that holds a copy of it beside its engine.
+"""A prior as a compact table that never changes, for processes that hold a copy of it next to their engine.
 
 The same n-grams and followers as an `NgramTier` that has learned the same documents, in a tenth of the memory. Two
 things are computed ahead. N-grams are found by a 64-bit hash, in arrays sorted by it. And each n-gram knows the n-gram
 that a walk goes on with (the `goto` of Aho and Corasick 1975), so that a step of a walk is an index into an array.
 
-An n-gram is known if a token followed it. Then so are all n-grams that it begins or ends with, since they stand at the
-same places: hence the longest known suffix of an n-gram and its follower is all that a walk must remember.
+An n-gram is known if a token followed it. Then all n-grams that it begins or ends with are known, too, since they occur
+in the same places. So a walk need only remember the longest known suffix of an n-gram and its follower.
 
-A lookup does not compare tokens: an n-gram that is not in the table is taken for one whose hash is the same, with a
-probability of about 5e-14 for a table of a million. The guess is bad then, and nothing else is.
+A lookup does not compare tokens: an n-gram that is not in the table may be taken for one with the same hash, with a
+probability of about 5e-14 for a table of a million. That only makes a bad guess.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _SEED = 0x2545F4914F6CDD1D
 _FACTOR = GOLDEN_64
 """Multiplies the hash at each token. Odd, so that no two hashes become one."""
 _WIDTH = 4
-"""Items of a node: the node to go on with after the first follower, or -1; that follower, and its count; where the
-other followers begin. Side by side, so that a step of a walk waits for memory once: little of it is in a cache."""
+"""Items of a node: the node to go on with after the first follower, or -1; that follower, and its count; the index of
+the other followers. Side by side, so that a step of a walk waits for memory once: little of the table is in a cache."""
 
 
 class PriorTable:
@@ -76,7 +76,7 @@ class PriorTable:
         sizes = [len(level.hashes) for level in levels]
         self.num_ngrams = sum(sizes)
         self._tokens = text.tokens.astype("<i4").tobytes()
-        # All lengths in a row, the shortest first; _first_nodes[n] is where those of n tokens begin.
+        # All lengths in a row, the shortest first; the n-grams of n tokens begin at _first_nodes[n].
         self._first_nodes = [0, 0, *(_WIDTH * np.cumsum(sizes)).tolist()]
         self._hashes = _array("Q", [level.hashes for level in levels])
         self._ends = _array("I", [level.ends for level in levels])
@@ -85,7 +85,8 @@ class PriorTable:
         nodes = np.concatenate([np.column_stack([level.gotos, level.bests]) for level in levels])
         nodes = np.column_stack([np.append(nodes, [[-1, 0, 0]], axis=0), offsets])  # one more: where the others end
         self._nodes = _array("i", [nodes.ravel()])
-        # Where the hashes with the same first bits begin: about three hashes each, so that a search takes two steps.
+        # Index at which the hashes with the same first bits begin: about three hashes each, so that a search takes two
+        # steps.
         self._shifts = [64, *(64 - max(1, size.bit_length() - 2) for size in sizes)]
         self._directories = [array("I")]
         for n, level in enumerate(levels, 1):
@@ -95,8 +96,8 @@ class PriorTable:
 
     @classmethod
     def build(cls, documents: Sequence[Sequence[TokenId]], max_match_len: int = 4) -> PriorTable:
-        """Counts what follows each n-gram of one to max_match_len tokens. Documents never touch each other; those of
-        fewer than two tokens add nothing, not even to `num_tokens`.
+        """Counts the followers of each n-gram of one to max_match_len tokens. No n-gram spans two documents; documents
+        of fewer than two tokens are ignored, also in `num_tokens`.
 
         Half a second for 400 000 tokens, most of it in numpy's sorts, where other threads may run.
 
@@ -152,7 +153,7 @@ class PriorTable:
             if node < least:
                 break
             if place < len(FANOUT):
-                # The others end where those of the next row begin; behind the last node there is a row for that.
+                # The others end where those of the next row begin; there is one more row after the last node for that.
                 begin, end = nodes[node + 3], nodes[node + _WIDTH + 3]
                 # Two items each, and one less than FANOUT: the first follower is in the node itself.
                 for at in range(begin, min(end, begin + 2 * FANOUT[place] - 2), 2):
@@ -168,7 +169,7 @@ class PriorTable:
         tokens = self._tokens
         bests = np.frombuffer(self._nodes, np.int32).reshape(-1, _WIDTH)[:, 1:3].astype("<u4").tobytes()
         others = np.frombuffer(self._others, np.uint32).astype("<u4").tobytes()
-        # strict=False: `bests` has the row behind the last node, too, which is no n-gram.
+        # strict=False: `bests` also has the row after the last node, which is no n-gram.
         rows = zip(self._ends, range(0, len(bests), 8), pairwise(self._nodes[3::_WIDTH]), strict=False)
         for n, (first, last) in enumerate(pairwise(self._first_nodes[1:]), 1):
             for end, best, (begin, stop) in islice(rows, (last - first) // _WIDTH):
@@ -195,7 +196,7 @@ class _Level:
 
     hashes: _Words
     ends: Ints
-    """Position behind the n-gram's latest occurrence."""
+    """Position after the n-gram's latest occurrence."""
     gotos: Ints
     """Node to go on with after the first follower, or -1."""
     bests: Ints
@@ -208,7 +209,7 @@ class _Level:
 def _levels_of(text: Text, max_match_len: int) -> list[_Level]:
     """Returns the n-grams of one to max_match_len tokens.
 
-    A run that goes on with one more token is a longer run: so followers are the runs of the next length, and a goto is
+    A run and its next token are a run of the next length. So followers are the runs of the next length, and a goto is
     the longest n-gram that such a run ends with.
     """
     lengths = runs_of(text, max_match_len + 1)
@@ -237,7 +238,7 @@ def _levels_of(text: Text, max_match_len: int) -> list[_Level]:
         is_best[np.cumsum(sizes) - sizes] = True  # no size is 0: an n-gram is known because something followed it
         lasts = lengths[n].lasts[followers]
         # An n-gram and its follower have n + 1 tokens, so the walk goes on with at most as many. All occurrences of
-        # these tokens end with the same n-grams, so it does not matter that the latest one is looked at.
+        # these tokens end with the same n-grams, so looking at the latest one is enough.
         gotos = nodes_at[min(n, max_match_len - 1)][lasts[is_best]]
         pairs = np.column_stack([text.tokens[lasts], lengths[n].counts[followers]])
         levels.append(_Level(words, ends, gotos, pairs[is_best], sizes - 1, pairs[~is_best]))
@@ -293,7 +294,7 @@ class Runs:
 
 
 def join(documents: Sequence[Sequence[int]]) -> Text:
-    """Puts documents in a row, those of fewer than two tokens left out.
+    """Concatenates documents, without those of fewer than two tokens.
 
     Raises:
         InvalidParameter: A token id is not in [0, 2**31).
@@ -310,7 +311,7 @@ def join(documents: Sequence[Sequence[int]]) -> Text:
 
 
 def runs_of(text: Text, max_len: int) -> list[Runs]:
-    """The runs of each length from one to max_len tokens."""
+    """Returns the runs of each length from one to max_len tokens."""
     order = _sorted_by_past(text, max_len)
     depths = text.depths[order]
     has_next = np.append(text.depths[1:] > 1, False)[order]
@@ -319,8 +320,8 @@ def runs_of(text: Text, max_len: int) -> list[Runs]:
     found = []
     for n in range(1, max_len + 1):
         is_member = depths >= n
-        # Runs of n tokens differ where those of n - 1 do, or where the token farthest back does. Places that are no
-        # members stand before the members of their group, so equal runs are always next to each other.
+        # Runs of n tokens differ if those of n - 1 do, or if their first tokens do. Places that are no members stand
+        # before the members of their group, so equal runs are always next to each other.
         tokens = np.where(is_member, text.tokens[np.maximum(order - (n - 1), 0)], -1)
         is_new[1:] |= tokens[1:] != tokens[:-1]
         members, begins = order[is_member], is_new[is_member]
@@ -334,7 +335,7 @@ def runs_of(text: Text, max_len: int) -> list[Runs]:
 
 
 def _sorted_by_past(text: Text, length: int) -> Ints:
-    """The positions, sorted by the last `length` tokens of their documents up to them, the nearest first."""
+    """Returns the positions, sorted by the last `length` tokens of their documents up to them, the nearest first."""
     num_bits = (int(text.tokens.max(initial=0)) + 1).bit_length()
     words, used = np.zeros(len(text), np.uint64), 0
     for back in range(length):

@@ -1,13 +1,13 @@
-"""Token Recycling: what the target computed and did not say, kept for later (Luo et al. 2024, "Turning Trash into
+"""Token Recycling: tokens that the target computed and did not say are kept (Luo et al. 2024, "Turning Trash into
 Treasure: Accelerating Inference of Large Language Models with Token Recycling").
 
-Every verified row says what the target finds probable after one token, whether its draft was accepted or refused. An
-adjacency matrix keeps the latest of it by token (section 3.1), and a draft tree grows from it by breadth, from the last
-committed token on (section 3.2). The matrix belongs to one session and is empty at its beginning; nothing is trained,
-and no peer is asked.
+Every verified row says which tokens the target finds probable after one token, whether that was accepted or refused. An
+adjacency matrix keeps the latest row of each token (section 3.1). A draft tree grows from it breadth-first, beginning
+with the last committed token (section 3.2). The matrix belongs to one session and begins empty; nothing is trained, and
+no peer is asked.
 
-The paper keeps the order of the next tokens alone. Here their probabilities are kept as well, so that they are ranked
-with the target's noise above temperature 0, as the tokens of any other source.
+The paper keeps only the order of the next tokens. Here their probabilities are kept as well, so that above temperature
+0 they are ranked with the target's noise, like the tokens of any other source.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class AdjacencyMatrix:
         return len(self._rows)
 
     def learn(self, rows: Iterable[tuple[TokenId, Sequence[Follower]]]) -> None:
-        """Takes in what the target found probable after some tokens. A later row replaces an earlier one.
+        """Takes in the tokens that the target found probable after some tokens. A later row replaces an earlier one.
 
         Args:
-            rows: For each the token, and at most NUM_NEXT next tokens with their weights, the most probable first.
+            rows: Each token, with at most NUM_NEXT next tokens and their weights, the most probable first.
         """
         for token_id, followers in rows:
             if followers:
                 self._rows[token_id] = tuple(followers[:NUM_NEXT])
 
     def followers(self, path: Sequence[TokenId], depth: int) -> Followers | None:
-        """Returns what the target found probable after the last token; see `Branches`."""
+        """Returns the tokens that the target found probable after the last token; see `Branches`."""
         known = self._rows.get(path[-1])
-        # One token is all that a row depends on, however deep it stands.
+        # A row depends on one token only, at any depth.
         return None if known is None else Followers(Source.RECYCLED, 1, known)
 
     def num_children(self, depth: int, rank: int) -> int:

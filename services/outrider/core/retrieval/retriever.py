@@ -1,15 +1,15 @@
 """One session's retrieval in process: guesses from its sources, with the probability that the target agrees.
 
-No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
-the dynamic tier learns from the session's own commits, and the rejected tier from the drafts that they refute, as their
-originals in the datastore do. The adjacency matrix and the pool of n-grams are in no datastore.
+It sends no messages. The prior and the shared tier are copies that others keep up to date (`TierSource`). The dynamic
+tier learns from the session's own commits, and the rejected tier from the drafts that they refute, like their originals
+in the datastore. The adjacency matrix and the pool of n-grams are in no datastore.
 
-Unless a session names others, tiers are its only sources, of which the longest match counts. Where it names the matrix
-or the pool, or its rows may branch, every source guesses, and the guesses become one tree.
+Unless a session names other sources, it has only tiers, and the longest match counts. If it names the matrix or the
+pool, or if its rows may branch, every source guesses, and the guesses become one tree.
 
 A count says how often a token followed, not how often the target will agree. `RetrievalCalibration` measures that, over
-all sessions of a process. Above temperature 0 the target's draw is known but for its logits: tokens that followed the
-same n-gram are ranked by log share + noise, with the noise that the target will draw with (Daliri, Musco, Suresh 2024).
+all sessions of a process. Above temperature 0 the noise of the target's draw is known, though its logits are not:
+tokens that followed the same n-gram are ranked by log share + noise (Daliri, Musco, Suresh 2024).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from outrider.core.retrieval.tiers import LocalTiers
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
 MIN_MATCH_LEN = 2
-"""A match of one token is a weak guess: the datastore is asked as well."""
+"""Least match that suffices: a match of one token is a weak guess, and the datastore is asked as well."""
 SHARPNESS = 1.7
-"""Weight of log share + noise: shares are themselves uncertain. As for a draft model's scores."""
+"""Weight of log share + noise, as for a draft model's scores: shares are themselves uncertain."""
 
 
 class TierSource(Protocol):
@@ -56,14 +56,14 @@ class _NoCopies:
 
 
 NO_COPIES: TierSource = _NoCopies()
-"""No copies: for sessions that ask the datastore alone."""
+"""No copies: for sessions that ask only the datastore."""
 
 
 EVERYTHING = RetrievalPlan()
 
 
 class Retriever:
-    """Guesses what one session says next, and learns from its commits. One thread owns it."""
+    """Guesses the next tokens of one session, and learns from its commits. One thread owns it."""
 
     def __init__(
         self,
@@ -80,10 +80,11 @@ class Retriever:
             committed: Prompt and output so far.
             num_prompt_tokens: Length of the prompt.
             sampling: How the target draws.
-            calibration: What is known of guesses like these.
+            calibration: Measured rates of such guesses.
             source: Copies of the datastore's tiers. None means that there are none.
             plan: What is looked up.
-            prediction: A text that the output will probably repeat parts of, looked up beside and before all else.
+            prediction: A text that the output will probably repeat parts of. It is looked up in addition to the other
+                sources, and preferred to them.
         """
         self._plan = plan
         self._is_ranked_by_noise = plan.is_ranked_by_noise and not sampling.is_greedy
@@ -94,7 +95,7 @@ class Retriever:
         self._searched = plan.tiers
         order = (Source.PREDICTION, *self._searched) if prediction else self._searched
         self._tiers, self._has_prediction = LocalTiers(plan.max_match_len, order=order), bool(prediction)
-        # As if it stood behind the prompt: the output's first tokens are found in it, too.
+        # As if it followed the prompt: the output's first tokens are found in it, too.
         prompt_end = committed[max(0, num_prompt_tokens - plan.max_match_len) : num_prompt_tokens]
         self._tiers.prediction.learn((*prompt_end, *prediction), len(prompt_end))
         self._matrix, self._pool = AdjacencyMatrix(), NgramPool()
@@ -102,15 +103,15 @@ class Retriever:
         self._length = 0
         self._pending: dict[Node, RetrievalKey] = {}
         self._siblings: dict[Node, dict[TokenId, RetrievalKey]] = {}
-        """Guesses by the node that they stand behind, for `judge_siblings`."""
+        """Guesses by the node that they follow, for `judge_siblings`."""
         self.commit(committed)
 
     def commit(self, token_ids: Sequence[TokenId], rejected: Sequence[TokenId] = (), rejected_at: int = -1) -> None:
-        """Learns what the target said, and what was drafted in its place.
+        """Learns the committed tokens, and the drafted ones that were refused in their place.
 
         Args:
             token_ids: The committed tokens.
-            rejected: Drafted tokens in a row, the first of which the target refused; empty where it refused none.
+            rejected: Consecutive drafted tokens; the target refused the first one. Empty if it refused none.
             rejected_at: Index in token_ids of the token that it said instead of that one.
         """
         known = [*self._tail, *token_ids]
@@ -127,7 +128,7 @@ class Retriever:
         self._length += len(token_ids)
 
     def guess(self, behind: Sequence[TokenId], max_len: int) -> Guess | None:
-        """Guesses what follows the committed tokens and the tokens `behind` them: at most max_len tokens in a row.
+        """Guesses the tokens that follow the committed ones and the tokens `behind` them: at most max_len in a row.
 
         Returns:
             None if nothing is known.
@@ -139,8 +140,8 @@ class Retriever:
         return None if found.tier is None else self._from_tiers(context, found, self._length + len(behind), max_len)
 
     def tree(self, max_depth: int) -> Guess | None:
-        """Guesses what follows the committed tokens as a tree: all that any source knows, at most max_depth tokens in a
-        row.
+        """Guesses the tokens that follow the committed ones as a tree of all sources' guesses, at most max_depth tokens
+        deep.
 
         Returns:
             None if nothing is known.
@@ -156,17 +157,17 @@ class Retriever:
         return merged(guesses, self._calibration)
 
     def _branches(self) -> list[Branches]:
-        """Returns what trees grow from, the preferred first. All tiers are one: of them the longest match counts."""
+        """Returns the sources of trees, the preferred first. All tiers are one source: their longest match counts."""
         own: dict[Source, Branches] = {Source.RECYCLED: self._matrix, Source.POOL: self._pool}
         sources = (Source.PREDICTION, *self._plan.sources) if self._has_prediction else self._plan.sources
         return list(dict.fromkeys(own.get(source, self._tiers) for source in sources))
 
     def recycle(self, rows: Iterable[tuple[TokenId, Sequence[Follower]]]) -> None:
-        """Learns what the target found probable after some tokens; see `AdjacencyMatrix.learn`."""
+        """Learns the tokens that the target found probable after some tokens; see `AdjacencyMatrix.learn`."""
         self._matrix.learn(rows)
 
     def learn_phrases(self, phrases: Iterable[Sequence[TokenId]]) -> None:
-        """Learns tokens in a row that were drafted, not accepted, and that the target agreed with all the same."""
+        """Learns consecutive drafted tokens that were not accepted, but that the target agreed with."""
         for phrase in phrases:
             self._pool.learn(phrase)
 
@@ -199,15 +200,15 @@ class Retriever:
             node = None if above is None else tree.add(above, token_id, logprob, key[0])
             nodes.append(node)
             if self._plan.judges_siblings:
-                # A claim on what is committed already has no parent: nothing is left to be said about it.
+                # A committed node has no parent, and needs no verdict any more.
                 if node is not None and node.parent is not None:
                     self._siblings.setdefault(node.parent, {})[token_id] = key
                 continue
-            # Where a draft model's node stands already, a verdict will be on that, not on this guess.
+            # If a draft model's node is there already, the verdict will be on that node, not on this guess.
             if node is not None and node.source is key[0]:
                 self._pending[node] = key
         path = (nodes[index] for index in guess.path_indices())
-        # A full tree has taken the first ones only.
+        # A full tree has taken only the first ones.
         return [node for node in path if node is not None]
 
     def from_datastore(self, continuation: Continuation, base_len: int) -> Guess | None:
@@ -218,7 +219,7 @@ class Retriever:
 
     def judge(self, chain: Sequence[Node], num_accepted: int) -> None:
         """Learns from a verdict on a chain: the tokens that the target accepted, and the one that it refused."""
-        # Behind the refused token the target has judged nothing.
+        # The target has judged no token after the refused one.
         for index, node in enumerate(chain[: num_accepted + 1]):
             key = self._pending.get(node)
             # A draft model's claim may have replaced the guess since.
@@ -227,7 +228,7 @@ class Retriever:
         self._pending = {node: key for node, key in self._pending.items() if node.state is NodeState.LIVE}
 
     def judge_siblings(self, base_len: int, token_ids: Sequence[TokenId]) -> None:
-        """Learns from committed tokens: of the guesses behind a node the one that the target said was right, and all
+        """Learns from committed tokens: among the guesses after a node, the one that the target said was right, and all
         others were wrong, whether they were verified or not.
 
         Args:
@@ -246,8 +247,8 @@ class Retriever:
     def observe(self, position: int, token_id: TokenId) -> None:
         """Learns from a token that the target said without a verdict on the guess in its place.
 
-        The best guess was right or wrong all the same. Without this, a kind of guess that is no longer verified could
-        never be found to have become better.
+        The best guess was right or wrong even without a verdict. Without this, a kind of guess that is no longer
+        verified could never be seen to improve.
         """
         guesses = [node for node, key in self._pending.items() if node.position == position and node.source is key[0]]
         if guesses:
@@ -255,7 +256,7 @@ class Retriever:
             self._calibration.add(self._pending[best], best.token_id == token_id)
 
     def phrase(self, tip: Node, max_len: int, min_probability: float) -> tuple[list[TokenId], list[RetrievalKey]]:
-        """Returns the most probable path of a guess behind a node, and the calibration key of each token.
+        """Returns the most probable path of a guess after a node, and the calibration key of each token.
 
         Args:
             tip: The node.
@@ -265,14 +266,15 @@ class Retriever:
         context, position = self._context_of(tip), tip.position + 1
         probability, token_ids, keys = 1.0, list[TokenId](), list[RetrievalKey]()
         key_of, rate_of = self._calibration.key, self._calibration.rate
-        # A branch that the noise prefers to the most counted path ends it: what follows is looked up again.
+        # A branch that the noise prefers to the most counted path ends that path: the tokens after it are looked up
+        # anew.
         while len(token_ids) < max_len:
             found = self._look_up(context, max_len - len(token_ids))
             if found.tier is None:
                 break
             path = self._best_path(found, position + len(token_ids))
             for place, (token_id, share) in enumerate(path):
-                # A token counts only if those before it are right, and then it has matched so many tokens more.
+                # A token counts only if those before it are right; then the match is longer by as many tokens.
                 key = key_of(found.tier, found.match_len + place, share)
                 probability *= rate_of(key)
                 if probability < min_probability:
@@ -303,14 +305,15 @@ class Retriever:
             self._calibration.add(key, index < num_accepted)
 
     def _best_path(self, found: Continuation, position: int) -> list[tuple[TokenId, float]]:
-        """Returns the most probable tokens in a row and their shares: the most counted path, or its beginning and the
-        branch that the noise prefers there."""
+        """Returns the most probable consecutive tokens and their shares: the most counted path, or its beginning and
+        the branch that the noise prefers there."""
         length, token_ids = num_chained(found), found.token_ids
         path = [(token_id, 1.0) for token_id in token_ids[:length]]
-        # A path of one token has no second place: its group then stays alone, and is passed over.
+        # A path of one token has no second place: that group then has one item, and is skipped.
         groups: list[list[int]] = [[0], [1]]
         for index in range(length, len(token_ids)):
-            # An alternative at the first place follows the context, one at the second the first node.
+            # An alternative at the first place follows the context; an alternative at the second place follows the
+            # first node.
             groups[found.parent_offsets[index] > 0].append(index)
         for place, children in enumerate(groups):
             if len(children) > 1:
@@ -324,7 +327,7 @@ class Retriever:
         guess = self._guess(found, position)
         first = guess.token_ids[0]
         if first != found.token_ids[0] and max_len > 1:
-            # The noise prefers another token than the most counted one: what follows that one is looked up as well.
+            # The noise prefers another token than the most counted one: the tokens after it are looked up as well.
             behind = self._tiers.lookup([*context, first], self._plan.max_match_len, max_len - 1)
             if behind.tier is not None:
                 parent = 0

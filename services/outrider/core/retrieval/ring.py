@@ -1,8 +1,8 @@
-"""The ring: the latest documents, and what followed a context in them.
+"""The ring: the latest documents, and the continuations of a context in them.
 
-Spacelike speculative decoding (Doubleword 2025): all that was said goes into a circular buffer, a suffix array is built
-of it now and then, and a lookup takes the most frequent continuation of the longest context that occurs. Here what came
-after the last build is searched as well, by chains of positions with equal last tokens (as in LZ77 coders).
+Spacelike speculative decoding (Doubleword 2025): all outputs go into a circular buffer, a suffix array is built of it
+now and then, and a lookup takes the most frequent continuation of the longest context that occurs. Here the tokens
+since the last build are searched as well, by chains of positions with equal last tokens (as in LZ77 coders).
 
 Pure. One owner, such as an event loop, calls everything in this module; only `ContextIndex.build` runs elsewhere:
 
@@ -36,7 +36,7 @@ from outrider.core.retrieval.suffix_index import (
 )
 
 MAX_FRESH_TOKENS = 2**19
-"""Tokens that are searched without an index, at most; `wants_build` says so long before."""
+"""Most tokens that are searched without an index; `wants_build` is true long before."""
 
 MIN_FRESH_TOKENS = 4096
 """Fewer fresh tokens are not worth a build."""
@@ -63,8 +63,8 @@ class Snapshot:
 class TokenRing:
     """A circular buffer of documents that answers lookups.
 
-    What falls out of the buffer may still be found until the next build: the index keeps the text that it was built of.
-    What is appended is found at once; if more than MAX_FRESH_TOKENS are without a build, the latest of them.
+    Tokens that fall out of the buffer may still be found until the next build: the index keeps the text that it was
+    built of. Appended tokens are found at once; if more than MAX_FRESH_TOKENS are not indexed, the latest of them.
 
     Memory: 4 bytes for a token of capacity and 8 for an indexed one; 12 more of them while a build runs, besides what
     the build itself takes. 48 for a token that may be fresh (capacity, MAX_FRESH_TOKENS at most): 25 MB at most.
@@ -100,7 +100,8 @@ class TokenRing:
         return self._end - self._index_end > min(max(MIN_FRESH_TOKENS, self.num_indexed_tokens // 8), most)
 
     def append(self, document: Sequence[TokenId] | Tokens) -> None:
-        """Adds a finished document: the oldest tokens make room. Of one longer than the ring the last part stays.
+        """Adds a finished document in place of the oldest tokens. Only the last part stays of a document that is longer
+        than the ring.
 
         Takes about 0.3 us a token.
         """
@@ -115,7 +116,7 @@ class TokenRing:
         self._fresh.add(tokens, self._end - len(tokens))
 
     def snapshot(self) -> Snapshot:
-        """A copy of the text, for a build. 4 bytes a token: 10 M tokens take about 10 ms."""
+        """Returns a copy of the text, for a build. 4 bytes a token: 10 M tokens take about 10 ms."""
         start = self._end - self.num_tokens
         seam = start % self.capacity
         tokens = np.concatenate((self._text[seam : self.num_tokens], self._text[:seam]))
@@ -123,10 +124,10 @@ class TokenRing:
         return Snapshot(tokens, start)
 
     def swap(self, snapshot: Snapshot, index: ContextIndex) -> None:
-        """Answers from another index from now on: one that was built of this snapshot of this ring.
+        """Replaces the index by one that was built of this snapshot of this ring.
 
-        What was appended since the snapshot stays fresh. Raises InvalidParameter for an index of another text, and for
-        a snapshot older than the one in use.
+        Tokens that were appended since the snapshot stay fresh. Raises InvalidParameter for an index of another text,
+        and for a snapshot older than the one in use.
         """
         check(index.num_tokens == len(snapshot.tokens), "index", "built of this snapshot", index.num_tokens)
         check(self._index_end <= snapshot.end <= self._end, "snapshot", "newer than the last", snapshot.end)
@@ -141,14 +142,14 @@ class TokenRing:
         *,
         whole_runs: bool = False,
     ) -> Continuation:
-        """Returns what most frequently followed the longest suffix of a context.
+        """Returns the most frequent continuation of the longest known suffix of a context.
 
         Args:
             context: The last tokens.
-            max_match_len: Longest suffix, in tokens; what is beyond the ring's own counts as that.
+            max_match_len: Longest suffix, in tokens; at most the ring's own limit counts.
             max_continuation_len: Tokens of the chain; it is shorter where the documents end.
-            whole_runs: Takes what followed most often as a whole, cut to this length (spacelike speculative decoding,
-                Doubleword 2025), not what does token by token.
+            whole_runs: True to take the most frequent continuation as a whole, cut to this length (spacelike
+                speculative decoding, Doubleword 2025). False to take the most frequent token at each step.
 
         Counts are numbers of matches: MAX_MATCHES in the index at most (an even sample) and as many fresh ones (the
         latest).
@@ -174,7 +175,8 @@ class TokenRing:
         return _most_frequent_run(runs, match_len) if whole_runs else _most_frequent(runs, match_len)
 
     def _fresh_matches(self, tail: Sequence[TokenId], min_match_len: int) -> tuple[int, list[int]]:
-        """The longest match of at least min_match_len tokens that is not indexed, and its positions, latest first."""
+        """Returns the longest match of at least min_match_len tokens that is not indexed, and its positions, latest
+        first."""
         tail_len = len(tail)
         tail_number = int.from_bytes(struct.pack(f"<{tail_len}i", *tail), "little")  # its last token is highest
         buffer_start = self._end - self.num_tokens
@@ -184,7 +186,7 @@ class TokenRing:
                 read_len = min(tail_len, position - buffer_start)
                 before = int.from_bytes(self._read(position - read_len, position), "little")
                 differing = (before << 32 * (tail_len - read_len) ^ tail_number).bit_length()
-                # Tokens that the buffer no longer has were read as zeros, which are token ids: they must not count.
+                # Tokens that have left the buffer were read as zeros, which are valid token ids: they must not count.
                 common = min(tail_len - (differing + 31) // 32, read_len)
                 if common > match_len:
                     match_len, found = common, [position]
@@ -192,13 +194,13 @@ class TokenRing:
                     found.append(position)
             if found:
                 return match_len, found
-            # Every match that is long enough shares this key, so shorter keys would find none.
+            # Every match that is long enough shares this key, so shorter keys would find no other.
             if key_len <= min_match_len:
                 break
         return 0, []
 
     def _read(self, start: int, end: int) -> bytes:
-        """The tokens of two positions between which the buffer holds all, little-endian."""
+        """Returns the tokens between two positions, little-endian; the buffer holds all of them."""
         first = start % self.capacity
         last = first + end - start
         if last <= self.capacity:
@@ -263,7 +265,7 @@ class _FreshContexts:
         self._latest[level, places[is_last]] = positions[is_last]
 
     def candidates(self, tail: Sequence[TokenId], oldest: int, end: int) -> Iterator[tuple[int, list[int]]]:
-        """(key length, MAX_MATCHES positions at most, not before the oldest), for falling key lengths.
+        """Yields (key length, MAX_MATCHES positions at most, not before the oldest), for falling key lengths.
 
         end: position after the last token that was added.
         """
@@ -295,7 +297,7 @@ class _FreshContexts:
 
 
 def _most_frequent_run(runs: Sequence[tuple[TokenId, ...]], match_len: int) -> Continuation:
-    """The run that followed most often, the latest one among equals, oldest first."""
+    """Returns the most frequent run, the latest one among equals; `runs` are given oldest first."""
     latest = {run: index for index, run in enumerate(runs)}
     counts = Counter(runs)
     best = max(latest, key=lambda run: (counts[run], latest[run]))
@@ -303,7 +305,8 @@ def _most_frequent_run(runs: Sequence[tuple[TokenId, ...]], match_len: int) -> C
 
 
 def _most_frequent(runs: Sequence[tuple[TokenId, ...]], match_len: int) -> Continuation:
-    """The tree of what follows most often, from what followed each match, oldest first; one token at least.
+    """Returns the tree of the most frequent followers, by the continuation of each match, oldest first; at least one
+    token.
 
     Each step takes the token that follows most often, the latest one among equals, and goes on with the matches that
     agree.
@@ -317,7 +320,7 @@ def _most_frequent(runs: Sequence[tuple[TokenId, ...]], match_len: int) -> Conti
     while len(agreeing) > 1:
         place = len(chain)
         counts: dict[TokenId, int] = {}  # the latest first
-        # All have a token at this place: runs that had ended were left out in the turn before.
+        # All have a token in this place: runs that had ended were left out one step before.
         for run, weight in agreeing:
             counts[run[place]] = counts.get(run[place], 0) + weight
         # The sort is stable: of equal counts the latest stays first.

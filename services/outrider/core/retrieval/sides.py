@@ -32,7 +32,7 @@ def draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
 
 
 def _as_asked(plan: RetrievalPlan | None, params: SpeculationParams) -> RetrievalPlan | None:
-    """Returns a plan with what holds for all methods."""
-    # Under the ratio rule a guess that knew the noise of the target's next token would bend the text.
+    """Returns a plan with the settings that are common to all methods."""
+    # Under the ratio rule a guess that knew the noise of the target's next token would change the text's distribution.
     by_noise = params.shared_noise and not params.is_ratio
     return plan and replace(plan, is_ranked_by_noise=by_noise, is_calibrated=params.calibration)

@@ -1,10 +1,10 @@
 """An immutable suffix array that finds where a context has occurred before.
 
-Built over the text read backwards: occurrences that share their last k tokens stand next to one another, and those that
-share k + 1 stand next to one another among them. One binary search with the whole context therefore ends beside the
-longest match (Manber and Myers 1993, read backwards; spacelike speculative decoding, Doubleword 2025).
+Built over the text read backwards: occurrences that share their last k tokens stand next to one another, and among them
+those that share k + 1. One binary search with the whole context therefore ends next to the longest match (Manber and
+Myers 1993, read backwards; spacelike speculative decoding, Doubleword 2025).
 
-Pure. `ContextIndex.build` is made for a thread beside an event loop: nearly all of it is numpy calls that release the
+Pure. `ContextIndex.build` is made for a thread next to an event loop: nearly all of it is numpy calls that release the
 GIL.
 """
 
@@ -29,7 +29,7 @@ INDEX_DEPTH = 16
 """Longest match, tokens: the text is sorted no deeper, which bounds the sort where one symbol repeats."""
 
 MAX_MATCHES = 64
-"""Positions returned at most. Where there are more, a sample: the answer to a frequent context costs no more."""
+"""Most positions that are returned. If there are more, a sample: so a frequent context costs no more than others."""
 
 MAX_TOKEN_ID = 2**31 - 2
 """The separator is sorted above all tokens, as one more int32."""
@@ -53,14 +53,14 @@ class Matches(NamedTuple):
     positions: Sequence[int]
     """Positions of the tokens that followed, MAX_MATCHES at most, in no order."""
     num_matches: int
-    """All occurrences. More than there are positions: these are an even sample."""
+    """Number of all occurrences. If it is greater than the number of positions, these are an even sample."""
 
 
 NO_MATCHES = Matches(0, (), 0)
 
 
 class ContextIndex:
-    """Every position of a text that has a token before it in its document, sorted by what is before it.
+    """Every position of a text with a token before it in its document, sorted by the tokens before it.
 
     Holds 8 bytes for a token: the text and its order. Building takes about 50 more for a while.
     """
@@ -81,7 +81,7 @@ class ContextIndex:
         """
         check(len(tokens) <= MAX_TOKENS, "tokens", f"{MAX_TOKENS} tokens at most", len(tokens))
         size = len(tokens)
-        # What is before the text counts as separators: every context can be read in full length.
+        # The text is padded with separators at its beginning, so that every context can be read in full length.
         backwards = np.full(size + INDEX_DEPTH, SEPARATOR, np.int32)
         backwards[:size] = tokens[::-1]
         check(int(backwards.min()) >= SEPARATOR, "tokens", "token ids >= 0 or SEPARATOR", int(backwards.min()))
@@ -103,7 +103,8 @@ class ContextIndex:
         return self._num_tokens
 
     def matches(self, context: Sequence[TokenId], max_match_len: int) -> Matches:
-        """The longest suffix of a context, of at most max_match_len tokens, that a token has followed in the text.
+        """Returns the longest suffix of a context, of at most max_match_len tokens, that a token has followed in the
+        text.
 
         Takes about 2 log2(n) slices of the text, however often the context has occurred.
         """
@@ -112,7 +113,7 @@ class ContextIndex:
         query = struct.pack(f">{len(tail)}i", *reversed(tail))
         text, order, width = self._text, self._order, len(query)
         near = bisect_left(order, query, key=lambda offset: text[offset : offset + width].tobytes())
-        # In a sorted list no entry has a longer beginning in common with the query than the two beside its place.
+        # In a sorted list, the two neighbours of the query's place have the longest beginning in common with it.
         neighbours = [text[offset : offset + width].tobytes() for offset in order[max(near - 1, 0) : near + 1]]
         match_len = max((_common_len(query, neighbour) for neighbour in neighbours), default=0)
         if not match_len:
@@ -123,13 +124,13 @@ class ContextIndex:
         return Matches(match_len, [self._num_tokens - order[slot] // _WIDTH for slot in slots], count)
 
     def following(self, position: int, max_len: int) -> tuple[TokenId, ...]:
-        """The text from a position on: up to max_len tokens, fewer where the document ends."""
+        """Returns the text from a position on: up to max_len tokens, fewer where the document ends."""
         end = (self._num_tokens - position) * _WIDTH
         # The text stands backwards and big-endian; its bytes, turned around, are the tokens in order, little-endian.
         return decode_run(self._text[max(end - max_len * _WIDTH, 0) : end].tobytes()[::-1])
 
     def _range(self, near: int, prefix: bytes) -> tuple[int, int]:
-        """First and last (exclusive) slot of the contexts that begin with a prefix; they are around a slot.
+        """Returns the first and last (exclusive) slot of the contexts that begin with a prefix; they are around a slot.
 
         Goes outwards in doubling steps: most ranges are short.
         """
@@ -160,31 +161,31 @@ def _tokens_of(num_bytes: int) -> struct.Struct:
 
 
 def decode_run(data: bytes) -> tuple[TokenId, ...]:
-    """Little-endian 4-byte tokens, up to the first separator."""
+    """Returns the tokens of little-endian 4-byte words, up to the first separator."""
     run: tuple[TokenId, ...] = _tokens_of(len(data)).unpack(data)
     return run[: run.index(SEPARATOR)] if SEPARATOR in run else run
 
 
 def known_tail(context: Sequence[TokenId]) -> Sequence[TokenId]:
-    """A context without its last negative token and what is before it: that can match nothing."""
+    """Returns a context without its last negative token and the tokens before it: they can match nothing."""
     if not context or min(context) >= 0:
         return context
     return context[max(place for place, token_id in enumerate(context) if token_id < 0) + 1 :]
 
 
 def _common_len(a: bytes, b: bytes) -> int:
-    """Tokens that two strings of the same length have in common at their start."""
+    """Returns the number of tokens that two strings of the same length have in common at their start."""
     # Big-endian: the first byte that differs decides the highest bit.
     differing_bits = (int.from_bytes(a, "big") ^ int.from_bytes(b, "big")).bit_length()
     return len(a) // _WIDTH - (differing_bits + 31) // 32
 
 
 def _sort(symbols: Tokens) -> npt.NDArray[np.int32]:
-    """Starts of the suffixes in ascending order of their first INDEX_DEPTH symbols (at least).
+    """Returns the starts of the suffixes in ascending order of their first INDEX_DEPTH symbols (at least).
 
     Prefix doubling (Manber and Myers 1993). The first sort takes as many symbols as fit in 64 bits; each later one
     doubles what is sorted, with the ranks of the one before, and looks only at what is not yet unique. A suffix that
-    ends is continued with its last symbol: as all after a separator, that need not be sorted.
+    ends is continued with its last symbol: like all symbols after a separator, that need not be sorted.
     """
     size = len(symbols)
     key, depth = _packed(symbols)
@@ -214,7 +215,7 @@ def _sort(symbols: Tokens) -> npt.NDArray[np.int32]:
 
 
 def _packed(symbols: Tokens) -> tuple[npt.NDArray[np.int64], int]:
-    """For each place, as many symbols from there on as fit in 63 bits, and how many these are."""
+    """Returns for each place as many symbols from there on as fit in 63 bits, and the number of these symbols."""
     size = len(symbols)
     bits = max(int(symbols.max()).bit_length(), 1)
     depth = min(63 // bits, INDEX_DEPTH)  # 63, because the keys are signed

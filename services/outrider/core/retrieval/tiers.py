@@ -20,15 +20,16 @@ MAX_REJECTED_NGRAMS = 2**14
 
 
 class LocalTiers:
-    """Looks up the tiers of one session. The longest match counts; at equal length the tier that comes first in its
-    order: unless another is given prior, dynamic, shared, then rejected.
+    """Looks up the tiers of one session. The longest match counts; at equal length, the tier that comes first in the
+    given order. The default order is prior, dynamic, shared, rejected.
 
-    What the target refused is near what it says: the rejected tier offers it again behind the same tokens (DOUBLE,
-    sections 4.3 and D.5). Behind tokens that it knows as well as the dynamic tier it does not answer, since there the
-    target has said something else; it does behind the refused tokens themselves, which no other tier knows.
+    Refused tokens are close to what the target says, so the rejected tier offers them again after the same tokens
+    (DOUBLE, sections 4.3 and D.5). It does not answer after tokens that the dynamic tier matches equally well, since
+    there the target has said something else. It does answer after the refused tokens themselves, which no other tier
+    knows.
 
-    The dynamic and the rejected tier are the session's own. `prior` and `shared` are kept by others, may be replaced at
-    any time, and `shared` may grow meanwhile in another thread. The methods are called by one thread.
+    The dynamic and the rejected tier are the session's own. `prior` and `shared` belong to others and may be replaced
+    at any time; `shared` may also grow in another thread. The methods are called by one thread.
     """
 
     max_num_nodes = MAX_TREE_NODES
@@ -47,23 +48,23 @@ class LocalTiers:
         self.dynamic = NgramTier(max_match_len)
         self.rejected = NgramTier(max_match_len, MAX_REJECTED_NGRAMS)
         self.prediction = NgramTier(max_match_len)
-        """A text that the session will probably repeat parts of; looked up where the order names it."""
+        """A text that the session will probably repeat parts of; looked up if the order names it."""
 
     def record(self, accepted: Sequence[TokenId]) -> None:
         """Adds the next accepted tokens to the dynamic tier."""
         self.dynamic.record(accepted)
 
     def reject(self, context: Sequence[TokenId], rejected: Sequence[TokenId]) -> None:
-        """Adds drafted tokens in a row, the first of which the target refused, to the rejected tier."""
+        """Adds consecutive drafted tokens to the rejected tier; the target refused the first one."""
         tail = tuple(context[-self.max_match_len :])
         self.rejected.learn((*tail, *rejected), len(tail))
 
     def lookup(self, context: Sequence[TokenId], max_match_len: int, max_continuation_len: int) -> Continuation:
-        """Returns what followed the longest suffix of the context that a tier knows, `NOTHING` if none knows one.
+        """Returns the continuation of the longest suffix of the context that a tier knows, `NOTHING` if none knows one.
 
         Args:
             context: The last tokens of the session.
-            max_match_len: Longest suffix. It limits the match, not the steps of the walk behind it.
+            max_match_len: Longest suffix. It limits the match, not the steps of the walk after it.
             max_continuation_len: Most tokens of the most counted path.
         """
         if max_match_len < 1 or max_continuation_len < 1:
@@ -81,7 +82,7 @@ class LocalTiers:
     def _longest(
         self, tail: Ngram
     ) -> tuple[tuple[PriorTable, int, int] | None, tuple[Source, NgramTier, Ngram, Sequence[Follower]] | None]:
-        """Finds the longest match of a tail. Where it is one of another tier than the prior, the second is set."""
+        """Finds the longest match of a tail. The second item is set if the match is in another tier than the prior."""
         prior, shared = self.prior, self.shared  # read once: they may be replaced meanwhile
         tiers = {
             Source.PREDICTION: self.prediction,
@@ -104,10 +105,11 @@ class LocalTiers:
         return in_prior, in_tier
 
     def followers(self, path: Sequence[TokenId], depth: int) -> Followers | None:
-        """Returns what followed the longest suffix of a path that a tier knows; see `Branches`.
+        """Returns the followers of the longest suffix of a path that a tier knows; see `Branches`.
 
-        REST (He et al. 2023, section 3.2) gathers all continuations of a context in a trie and weighs its nodes by how
-        many go through them. Here counts are of n-grams: a node's weight is the product of the shares on its path.
+        REST (He et al. 2023, section 3.2) gathers all continuations of a context in a trie and weighs its nodes by the
+        number of continuations through them. Here counts are of n-grams: a node's weight is the product of the shares
+        on its path.
         """
         in_prior, in_tier = self._longest(tuple(path[-self.max_match_len :]))
         if in_tier is not None:

@@ -1,4 +1,4 @@
-"""A session as its caller has it: what comes in for it is checked, and what goes out of it waits to be read."""
+"""The caller's side of a session: checks what comes in for it, and keeps what goes out until it is read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from outrider.wire.errors import INTERNAL_ERROR, InvalidArgument, OutOfRange, Rp
 log = structlog.get_logger(__name__)
 
 HIGH_WATER = 64
-"""Drafts of a session that may wait for a caller. While more do, nothing is read from it: without commits, no new
-drafts grow."""
+"""Most drafts of a session that may wait for a caller. While more do, nothing is read from the caller: without commits,
+no new drafts grow."""
 ALL = 0
-"""Stands for all sessions of a call where their numbers stand."""
+"""Stands for all sessions of a call in place of a session's number."""
 
 Item: TypeAlias = speculator_pb2.SpeculateOpened | Draft | Exception | None
-"""Something that a caller is to be told. An error ends a session; None ends it in order."""
+"""One thing to tell a caller. An error ends a session; None ends it in order."""
 
 
 class Outbox:
@@ -47,7 +47,7 @@ class Outbox:
             self._has_room.clear()
 
     async def room(self) -> None:
-        """Returns when little enough waits for the caller to read it."""
+        """Returns when no more than the allowed number of drafts wait for the caller."""
         await self._has_room.wait()
 
     async def take(self) -> list[tuple[int, Item]]:
@@ -78,10 +78,10 @@ class CallerSession:
     span: Span
     """Span that its work is recorded in."""
     exits: ExitStack
-    """Closed with it: what counts it among its caller's sessions."""
+    """Closed with the session; among them its place in the count of its caller's sessions."""
     num_drafts: int = 0
     num_nodes: int = 0
-    """Drafts, and the nodes in them, that the caller was sent."""
+    """Drafts that were sent to the caller, and the nodes in them."""
 
     def send(self, draft: Draft) -> None:
         """See `DraftListener`."""
@@ -143,7 +143,7 @@ class DraftingCall:
         return session
 
     def open_beside(self, number: int, opening: Coroutine[Any, Any, None]) -> None:
-        """Opens a session while others go on. Its further requests are held meanwhile."""
+        """Opens a session while others go on. Meanwhile, its further requests are held."""
         self.held[number] = []
         task = asyncio.create_task(opening)
         self._openings.add(task)
@@ -151,7 +151,7 @@ class DraftingCall:
 
     @contextmanager
     def ending(self, number: int) -> Iterator[None]:
-        """Ends this session alone with an error of the body: what comes in for one is no reason to lose the others."""
+        """Ends only this session if the body fails: a bad request for one session must not end the others."""
         try:
             yield
         except RpcError as error:
@@ -170,7 +170,7 @@ class DraftingCall:
             try:
                 await read
             except Exception as error:
-                # Not raised: nobody awaits this task. Whoever takes it out of the outbox ends the call with it.
+                # Not raised, as this task is not awaited: the reader of the outbox ends the call with it.
                 self.outbox.put(ALL, error)
             else:
                 self.outbox.put(ALL, None)

@@ -1,7 +1,7 @@
 """The draft model as an object of the process that uses it: an edge's own, or a verifier's own.
 
-What a speculator's servicer does for callers elsewhere, without messages: texts are checked, and sessions begun, told
-of commits and ended. Drafts come to the listener of each session.
+Does without messages what a speculator's servicer does for remote callers: checks texts, begins sessions, tells them of
+commits and ends them. Drafts come to the listener of each session.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Drafter:
         """
         self.model = model
         self.codec = TextCodec(model.tokenizer)
-        """Makes tokens of bad words as the target does, whose tokenizer is the same."""
+        """Makes tokens of bad words as the target does: both have the same tokenizer."""
         self.grammars = grammars or Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
         """Compiles the structures of outputs."""
         self._max_num_sessions = flags.max_num_sessions
@@ -147,7 +147,7 @@ class Drafter:
         prefix_salt: str = "",
         begins_paused: bool = False,
     ) -> None:
-        """Begins a session, whose room may have been reserved.
+        """Begins a session; its room may have been reserved.
 
         Args:
             session_id: Names the session; no two at a time have the same.
@@ -196,7 +196,7 @@ class Drafter:
         self._engine.commit(session_id, checked, acknowledged_node_id)
 
     def steer(self, session_id: str, steering: Steering) -> None:
-        """Goes on with a session as the verifier says."""
+        """Applies the verifier's steering to a session."""
         self._engine.steer(session_id, steering)
 
     def close(self, session_id: str) -> None:

@@ -61,7 +61,7 @@ class _Growth(NamedTuple):
 
 
 class _LoopRun(NamedTuple):
-    """Tells of several steps that were made at once."""
+    """Reports several steps that were made at once."""
 
     sessions: Sequence[DraftSession]
     length: int
@@ -72,7 +72,7 @@ class _LoopRun(NamedTuple):
 
 
 MAX_ROUNDS_LEFT_OUT = 2
-"""Rounds of the others from which on a draft that has ended, and is not verified with theirs, is not weighed."""
+"""A draft that has ended is ignored in `_is_worth_waiting` after so many rounds of the other sessions without it."""
 WARM_PAUSE_S = 0.0002
 """Pause between two forwards that keep the model warm. Long enough for the event loop to get the interpreter's lock."""
 
@@ -101,14 +101,15 @@ class Engine(EngineThread[_Drafting]):
             tiers: Copies of a datastore's tiers, for sessions that retrieve; None means there is no datastore.
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             forward_us: Time of a forward of one row; 0 means not measured.
-            prefix_scope: Says who finds the beginning of a text again, among the sessions whose callers share any.
+            prefix_scope: The sessions that may find the beginning of a text again, among those with callers that share
+                prefixes.
             loop: Event loop on which listeners are called. None means the engine's thread.
             host: The target's engine, where both models share a device; see `EngineThread`.
         """
         super().__init__("speculator-engine", model.runner, loop, host)
         self._event_loop = loop
         self._drafts: list[tuple[DraftListener, Draft]] = []
-        """Drafts that are not on their way to their listeners yet."""
+        """Drafts that have not been handed to their listeners yet."""
         self._loop_choice = LoopChoice()
         self._num_commits_in_turns = 0
         """Commits so far of sessions that take turns with their target."""
@@ -184,14 +185,14 @@ class Engine(EngineThread[_Drafting]):
         return _Drafting(session, listener)
 
     def removed(self, session: _Drafting, *, has_failed: bool) -> None:
-        """Gives the session's blocks back, and counts what was drafted in vain."""
+        """Gives the session's blocks back, and counts its wasted nodes."""
         self.residency.discard(session.session, has_failed=has_failed)
         self.counts.num_wasted += session.session.tree.num_nodes
 
     def turn(self, now: float) -> float | None:
         """Grows what sessions want to grow. While none does, a forward now and then keeps the model warm, unless all
-        are paused: then their target has chosen to have its machine to itself."""
-        # Before a forward, or a pause without end.
+        are paused: then the target has chosen to have the machine to itself."""
+        # Before anything that may take long: a forward, or an unbounded wait.
         self._deliver()
         for session in self.residency.admit():
             with self.isolated(session.spec.session_id):
@@ -218,8 +219,8 @@ class Engine(EngineThread[_Drafting]):
         return work
 
     def _grow(self, work: list[_Growth]) -> None:
-        """One packed forward for all sessions that have something to grow, then the messages that it completes. On a
-        GPU, chains grow by several tokens at once after it."""
+        """Runs one packed forward for all sessions that have something to grow, then sends the messages that it
+        completes. On a GPU, chains then grow by several tokens at once."""
         work, segments = self._segments(work)
         length, looped = self._loop(work, segments)
         stepped = [each for number, each in enumerate(zip(work, segments, strict=True)) if number not in looped]
@@ -253,7 +254,7 @@ class Engine(EngineThread[_Drafting]):
         found = self._candidates(logits, drawing, rows, draws, ranked_rows)
         forward_us = (time.perf_counter() - started) * 1e6
         self.counts.steps.add(forward_us / 1e6)
-        # What reads a prompt says nothing of the others.
+        # Forwards that read a prompt take longer than the others: their times are not learnt.
         if all(len(segment.token_ids) - segment.num_logits <= MIN_PREFILL_ROWS for segment in segments):
             self._times.draft_us.add(forward_us)
         row = 0
@@ -263,14 +264,14 @@ class Engine(EngineThread[_Drafting]):
             children = [row_found[: expansion.num_children] for row_found in found[row : row + segment.num_logits]]
             row += segment.num_logits
             with self.isolated(session.spec.session_id):
-                if self.residency.has(session):  # or it was lost with its structure
+                if self.residency.has(session):  # it may have been lost with its structure
                     session.grow(expansion, children, forward_us)
                     session.share_prefix()
                     self._send(session, listener)
 
     def _loop(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> tuple[int, list[int]]:
-        """Chooses what of the work is done by several steps at once: how many steps, and the numbers of the work. There
-        is room in the pool for these steps then."""
+        """Chooses the work that is done by several steps at once. Returns the number of steps and the indices of the
+        work. The pool has room for these steps."""
         if not self._runner.has_loop:
             return 0, []
         wanted = {
@@ -283,7 +284,7 @@ class Engine(EngineThread[_Drafting]):
             return 0, []
         length = self._loop_choice.choose(lengths)
         pool, looped = self._runner.pool, []
-        # Nothing is taken from others: steps may be in vain.
+        # Nothing is taken from others: steps may be wasted.
         num_free = pool.blocks.num_free
         for number, most in wanted.items():
             cache, num_rows = segments[number].cache, len(segments[number].token_ids)
@@ -295,8 +296,8 @@ class Engine(EngineThread[_Drafting]):
         return length, looped
 
     def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> _LoopRun:
-        """Grows chains by several steps at once, as if they were made one after the other. So each ends where its
-        session wants no more of it."""
+        """Grows chains by several steps at once, with the result of single steps: each ends where its session wants no
+        more."""
         started = time.perf_counter()
         lengths = [segment.cache.length for segment in segments]
         params = [session.ranking for session, _, _ in work]
@@ -305,7 +306,7 @@ class Engine(EngineThread[_Drafting]):
         forward_us = (time.perf_counter() - started) * 1e6 / length
         unsettled = [number for number, of_steps in enumerate(found) if of_steps[0] is None]
         for number in unsettled:
-            # As if nothing had been run.
+            # As if no step had been run.
             segments[number].cache.truncate(lengths[number])
         self.counts.steps.add(forward_us / 1e6, length)
         self._times.draft_us.add(forward_us)
@@ -330,11 +331,11 @@ class Engine(EngineThread[_Drafting]):
         )
 
     def _grow_chains(self, work: Sequence[_Growth], found: Sequence[Sequence[Best | None]], forward_us: float) -> int:
-        """Grows what several steps have found, each behind the one before, up to where its session goes on otherwise;
-        returns how many of the steps were worth their time."""
+        """Grows what several steps have found, one after the other. A chain stops where its session would not have gone
+        on with it. Returns how many of the steps were worth their time."""
         chains, num_used, is_worth = list(zip(work, found, strict=True)), 0, True
         for number in range(len(found[0])):
-            # What is there is taken in any case, but fewer steps will be asked for.
+            # Tokens that were found are taken in any case; the flag only makes the next loops shorter.
             is_worth = is_worth and (not self._loop_choice.could_end_at(number) or self._is_worth_waiting())
             chains = [
                 (grown, of_steps)
@@ -350,14 +351,14 @@ class Engine(EngineThread[_Drafting]):
     def _grown(
         self, growth: _Growth, of_steps: Sequence[Best | None], number: int, forward_us: float
     ) -> _Growth | None:
-        """Grows what a step has found behind the growth of the step before, or at the growth itself if it is the first
-        one; returns what has grown. None means that the chain has ended."""
+        """Grows what a step has found after the growth of the step before; the first step's goes to the growth itself.
+        Returns what has grown. None means that the chain has ended."""
         session, listener, expansion = growth
         best, before = of_steps[number], of_steps[number - 1] if number else None
         if best is None:
             return None
         with self.isolated(session.spec.session_id):
-            # Counts the row of the token before as run, so only where its own is used.
+            # Only where this step's row is used: the call counts the row of the token before as run.
             following = expansion if before is None else session.followed(expansion, before[0][0])
             if following is None:
                 return None
@@ -370,24 +371,24 @@ class Engine(EngineThread[_Drafting]):
         return None
 
     def _is_worth_waiting(self) -> bool:
-        """Returns True if another forward is worth the time of the target, which waits for the drafts of sessions. It
-        is where no session is weighed."""
+        """Returns True if another forward is worth the time of the target, which waits for it; also if no session is
+        weighed."""
         sessions = [session for session, _ in self.sessions.values() if self.residency.has(session)]
         if not any(session.is_weighed for session in sessions):
             return True
-        # It waits for some in any case.
+        # The target waits for some drafts in any case.
         for session in sessions:
             if session.takes_turns and not session.is_weighed and session.next_expansion() is not None:
                 return True
-        # Sessions that take turns commit once a round. Whose draft has ended, and was left out of several rounds, does
-        # not wait for the others: its reader is slow.
+        # Sessions that take turns commit once a round. A session is left out if its draft has ended and several rounds
+        # went by without it: it does not wait for the others, its reader is slow.
         oldest = self._num_commits_in_turns - MAX_ROUNDS_LEFT_OUT * len(sessions)
         waiting = [each for each in sessions if each.commit_number >= oldest or each.next_expansion() is not None]
         drafts = [draft for draft in (session.awaited_draft() for session in waiting) if draft is not None]
         return not drafts or is_worth_waiting(drafts, self._times.draft_us.get(0.0))
 
     def _end_drafts(self) -> None:
-        """Ends drafts that may end wherever that is best: another forward is not worth the time of the target."""
+        """Ends the drafts that may end anywhere: another forward is not worth the target's time."""
         for session, listener in self.sessions.values():
             if session.awaited_draft() is not None:
                 session.end_draft()
@@ -406,8 +407,7 @@ class Engine(EngineThread[_Drafting]):
         draws: Sequence[DraftDraw | None],
         ranked_rows: RowDraws,
     ) -> list[list[Candidate]]:
-        """Finds what may follow each row: what the target would draw there, by all that the request asks of its
-        text.
+        """Returns candidates for each row: what the target would draw there under all parameters of the request.
 
         Args:
             logits: float32 [rows, vocab].
@@ -429,15 +429,15 @@ class Engine(EngineThread[_Drafting]):
                 rows.params,
                 rows.output_indices,
                 draws,
-                # As many for every row as the widest wants; the others are cut later. No row wants any while all
-                # sessions read their prompts.
+                # Every row gets as many as the widest wants; the others are cut later. While all sessions read their
+                # prompts, no row wants any.
                 max((expansion.num_children for _, expansion in drawing), default=1),
                 [session.has_raw_scores for session, expansion in drawing for _ in session.output_indices(expansion)],
                 ranked_rows,
             )
 
     def _segments(self, work: list[_Growth]) -> tuple[list[_Growth], list[Segment]]:
-        """Makes the rows of a step, and room for them in the pool."""
+        """Returns the rows of a step, and makes room for them in the pool."""
         chosen, segments = [], []
         missing = {session: session.num_missing for session, _, _ in work if session.is_prefilling}
         prefill_rows = self._prefill_turns.shares(missing)
@@ -461,7 +461,7 @@ class Engine(EngineThread[_Drafting]):
         return chosen, segments
 
     def _send(self, session: DraftSession, listener: DraftListener) -> None:
-        """Has the nodes sent that are worth a message."""
+        """Queues a session's nodes for sending, if they are worth a message."""
         draft = session.take_message(is_idle=session.next_expansion() is None)
         if draft is None:
             return
@@ -471,14 +471,14 @@ class Engine(EngineThread[_Drafting]):
         self._drafts.append((listener, draft))
 
     def _deliver(self) -> None:
-        """Sends the drafts of all sessions on their way."""
+        """Hands the queued drafts of all sessions to their listeners."""
         if self._drafts:
             drafts, self._drafts = self._drafts, []
             # One call for all of them: each one would write to the pipe that wakes the loop.
             self._call(partial(_send_all, drafts))
 
     def _call(self, action: Callable[[], object]) -> None:
-        """Calls something of the listeners where they want to be called."""
+        """Calls an action on the listeners' event loop, or here if there is none."""
         if self._event_loop is None:
             action()
         else:

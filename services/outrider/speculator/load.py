@@ -1,4 +1,4 @@
-"""Tells callers how much a speculator has to do: each connection once, and again when that has changed."""
+"""Reports a speculator's load to its callers: to each connection once, and again after a change."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from outrider.v1 import speculator_pb2
 WINDOW_S = 1.0
 """Least time over which the engine's use is measured."""
 STEP_PERCENT = 10
-"""Steps in which its use is told."""
+"""Steps in which its use is reported."""
 NEWS_PERCENT = 20
-"""Least change of its use that is worth a word by itself."""
+"""Least change of its use that is reported by itself."""
 
 
 class EngineUse:
@@ -45,7 +45,8 @@ class EngineUse:
 class LoadReports:
     """Measures the load, and knows which connections have been told of it. Lives on the event loop.
 
-    Told are connections, not streams: a verifier has one, with all its sessions, and needs to hear a thing once.
+    Connections are told, not streams: a verifier has one connection for all its sessions, and needs to hear of a change
+    once.
     """
 
     def __init__(self, max_num_sessions: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,19 +68,19 @@ class LoadReports:
         )
 
     def open(self, connection: str, load: speculator_pb2.SpeculatorLoad) -> None:
-        """Takes in that a stream begins on a connection, which is told the load with its first message."""
+        """Records that a stream begins on a connection, and that its first message reports this load."""
         self._num_streams[connection] += 1
         self._told[connection] = load
 
     def close(self, connection: str) -> None:
-        """Takes in that a stream of a connection has ended."""
+        """Records that a stream of a connection has ended."""
         self._num_streams[connection] -= 1
         # Connections come and go, each with a name of its own.
         if not self._num_streams[connection]:
             del self._num_streams[connection], self._told[connection]
 
     def news(self, connection: str, load: speculator_pb2.SpeculatorLoad) -> speculator_pb2.SpeculatorLoad | None:
-        """Returns the load if it is news to a connection with a stream, which is told then; None if it is not."""
+        """Returns the load if it is news to a connection with a stream, and counts it as reported; otherwise None."""
         told = self._told[connection]
         is_near = abs(load.busy_percent - told.busy_percent) < NEWS_PERCENT
         if load.num_sessions == told.num_sessions and is_near:

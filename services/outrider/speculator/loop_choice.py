@@ -22,20 +22,20 @@ def _new_share() -> RunningMean:
 class LoopChoice:
     """Chooses among the lengths of a loop by what loops have cost so far. Owned by an engine's thread.
 
-    Steps behind the ends of the chains are made in vain; steps that are asked for in a second loop wait for the host.
+    Steps after the ends of the chains are wasted; steps that are asked for in a second loop wait for the host.
     """
 
     def __init__(self) -> None:
         self._begin, self._rest = _Shares(_new_share), _Shares(_new_share)
-        """Share of the loops in which a chain went on behind a number of steps: of those that begin chains, and of
-        those that go on with one."""
+        """Share of the loops in which a chain went on after a number of steps: of loops that begin chains, and of loops
+        that continue one."""
         self._goes_on = self._begin
-        """The one of the two that the latest choice was made by."""
+        """The one of these two that the latest choice used."""
         self._shorter: Sequence[int] = ()
         """All lengths of the latest choice but the longest one."""
         self._step_s, self._gap_s = RunningMean(LEARNING_RATE), RunningMean(LEARNING_RATE)
         self._ended_at: float | None = None
-        """End of the latest loop, if a chain goes on behind it."""
+        """End of the latest loop, if a chain goes on after it."""
 
     def choose(self, lengths: Sequence[int]) -> int:
         """Returns one of some lengths, of which there is at least one.
@@ -46,13 +46,13 @@ class LoopChoice:
         self._goes_on, self._shorter = self._begin if self._ended_at is None else self._rest, lengths[:-1]
         for shorter, longer in pairwise(lengths):
             rest_s = (longer - shorter) * self._step_s.get(0.0)
-            # The other steps, made at once, or behind a gap and only where they are wanted.
+            # Compares the remaining steps at once with the same steps after a gap, in the loops that want them.
             if rest_s >= self._goes_on[shorter].get(0.0) * (self._gap_s.get(FIRST_GAP_S) + rest_s):
                 return shorter
         return lengths[-1]
 
     def could_end_at(self, num_steps: int) -> bool:
-        """Returns True if the latest choice could have been so many steps, and was perhaps of more."""
+        """Returns True if the latest choice could have been so many steps; it may have been more."""
         return num_steps in self._shorter
 
     def observe(
@@ -71,13 +71,13 @@ class LoopChoice:
             started: Time at which the engine began with it, in seconds.
             ended: Time at which it was done.
             num_used: Most of its steps that were worth their time to a chain.
-            goes_on: True if a chain goes on behind it with another loop.
+            goes_on: True if a chain goes on after it with another loop.
         """
         if self._ended_at is not None:
             self._gap_s.add(started - self._ended_at)
         self._ended_at = ended if goes_on else None
         self._step_s.add((ended - started) / length)
         for shorter in self._shorter:
-            # What comes behind this loop is not seen here.
+            # A loop shows nothing of what would come after its own length.
             if shorter <= length:
                 self._goes_on[shorter].add(float(num_used > shorter or (num_used == shorter == length and goes_on)))

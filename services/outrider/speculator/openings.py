@@ -1,4 +1,4 @@
-"""Openings of sessions: what a caller says of one is checked, and made what the engine needs."""
+"""Openings of sessions: checks a caller's message, and makes it what the engine needs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Openings:
         )
 
     async def matcher(self, message: types_pb2.StructuredOutputs) -> Matcher:
-        """Compiles the grammar of a session's output, in a thread. Raises InvalidArgument if it is none."""
+        """Compiles the grammar of a session's output, in a thread. Raises InvalidArgument if it is not a grammar."""
         if self._grammars is None:
             self._grammars = Grammars(self._model.tokenizer, self._model.vocab_size, self._model.eos_token_ids)
         structure = structure_from_proto(message)

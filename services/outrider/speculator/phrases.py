@@ -1,4 +1,4 @@
-"""Retrieved phrases behind a draft chain: one draft forward verifies several tokens (DOUBLE, section 4.1).
+"""Retrieved phrases after a draft chain: one draft forward verifies several tokens (DOUBLE, section 4.1).
 
 A phrase costs rows of a forward. Its length follows from how much of the last ones was accepted; where nothing is,
 forwards go without a phrase for a while.
@@ -75,7 +75,7 @@ class Phrases:
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
         """Records committed tokens in the tiers, and the drafted path that they refute, before the tree takes them."""
-        # Even while no plan is in use: tiers that have missed a commit could not be taken up again.
+        # Even while no plan is in use: tiers that have missed a commit could not be used again.
         if self._retriever is None:
             return
         started = time.perf_counter()

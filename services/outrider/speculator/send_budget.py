@@ -1,9 +1,9 @@
 """A limit on the bytes of a session's drafts: per round of the target, and on their way to it.
 
-A round of the target uses a few kilobytes of drafts, however many there are. What goes beyond only delays what is sent
-next, and on a slow line for long: a queue that has once formed is full of guesses about places that the target has
-passed. So nodes wait here, where a commit can still take them back, and not in the line. Commits tell what has arrived:
-they name the latest node that came before them.
+A round of the target uses a few kilobytes of drafts, however many there are. More only delays what is sent next, and on
+a slow line for long: a queue that has formed is full of guesses about places that the target has passed. So nodes wait
+here, where a commit can still take them back, and not in the line. Commits tell what has arrived: they name the latest
+node that came before them.
 
 Where the way there and back takes less time than a forward of the draft model, nothing queues: a forward's nodes have
 arrived before the next ones are there. Such a line is near, and a limit would only cut the layers of a wide beam. It
@@ -53,7 +53,8 @@ class SendBudget:
 
     def begin_round(self, acknowledged_node_id: int) -> None:
         """Renews the credit at a commit, which acknowledges all nodes up to this id; 0 means that it does not say."""
-        # Without an id everything counts as arrived: the window of a caller that never sends one would close for good.
+        # Without an id everything counts as arrived: otherwise the window of a caller that never sends one would stay
+        # closed.
         while self._on_way and (not acknowledged_node_id or self._on_way[0][0] <= acknowledged_node_id):
             self._on_way_bytes -= self._on_way.popleft()[1]
         if acknowledged_node_id:
@@ -62,7 +63,7 @@ class SendBudget:
 
     def _judge_line(self) -> None:
         """Raises the limit of a round where the line is near, and takes that back where it turns out not to be."""
-        # After nodes had to wait nothing went out for a while, so that nothing on its way says nothing.
+        # After nodes had to wait, nothing went out for a while: an empty line then does not show that it is near.
         if self._on_way or not self._has_cut:
             self._messages_on_way.add(len(self._on_way))
         if self._messages_on_way.get(0.0) >= MESSAGES_OF_FAR:
@@ -85,8 +86,8 @@ class SendBudget:
 
     def num_affordable(self, nodes: Iterable[Node]) -> int:
         """Counts the nodes, from the first, that may go out as one message now."""
-        # In order, and without regard to the nodes behind: under the ratio rule a token must be judged or not whatever
-        # it is, or the text is no longer the target's.
+        # In order, and independent of the later nodes: under the ratio rule, whether a token is judged must not depend
+        # on what it is, or the text no longer has the target's distribution.
         window = max(self._window_bytes, self._round_bytes)
         room = min(self._credit_bytes, window - self._on_way_bytes) - MESSAGE_BYTES
         count = 0

@@ -83,14 +83,15 @@ class SpeculatorService:
         self.servicer.ready(model, self.engine)
 
     def _load_model(self) -> tuple[LoadedModel, int]:
-        """Captures what the engine replays. Returns the model, and the time of a forward of one row in microseconds."""
+        """Loads the model, and captures what the engine replays. Returns the model, and the time of a forward of one
+        row in microseconds."""
         model = self._model or load_for(self._settings, on_step=say_step)
         say_step("timing forwards")
         model.runner.make_loop()
         return model, forward_us_of(model.runner)
 
     def metrics(self) -> Metrics:
-        """Yields what was counted (`outrider.speculator.metrics`) and how the datastore does."""
+        """Yields the engine's counts (`outrider.speculator.metrics`) and the state of the datastore."""
         settings = self._settings
         about = {"model": settings.model, "dtype": settings.dtype, "device": settings.device}
         yield build_info("speculator", **about, graphs=self._graphs)
@@ -98,7 +99,7 @@ class SpeculatorService:
         yield from read_peers([] if self._datastore is None else [self._datastore.state])
 
     def drain(self) -> None:
-        """Refuses new sessions, and ends those that there are."""
+        """Refuses new sessions, and ends the present ones."""
         self.servicer.drain()
 
     def fault(self) -> str:

@@ -54,7 +54,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         Args:
             max_num_sessions: Most sessions at a time.
             quotas: Limits of single callers; None means that there are none.
-            stall_timeout_s: A caller that reads nothing for so many seconds, or says nothing at first, is cut off.
+            stall_timeout_s: A caller that reads nothing for so many seconds, or sends nothing at first, is cut off.
         """
         self._max_num_sessions = max_num_sessions
         self._quotas = Quotas() if quotas is None else quotas
@@ -99,7 +99,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     async def Speculate(  # type: ignore[override]
         self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Context
     ) -> None:
-        """Drafts for the generations of one caller, with one message for all that have something to say."""
+        """Drafts for the generations of one caller, with one message for all sessions that have something to say."""
         with rpc_errors(context), self._call(context) as call:
 
             async def read() -> None:
@@ -138,7 +138,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                 self._close(call, number)
 
     async def _open(self, call: DraftingCall, number: int, opening: speculator_pb2.SpeculateOpen) -> None:
-        """Begins a session, and has its caller told: of its refusal, too. Then takes the requests that it has held."""
+        """Begins a session, and tells its caller of it or of its refusal. Then takes the requests that were held."""
         with call.ending(number):
             await self._begin(call, number, opening)
         for held in call.held.pop(number, ()):
@@ -174,7 +174,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                 exits.pop_all(),
             )
         call.add(session)
-        # Before the caller is told, to lose no time: drafts come through the loop, so none is here before `opened`.
+        # Before the caller is told, to lose no time. Drafts come through the event loop, so none overtakes `opened`.
         engine.open(spec, session)
         method = spec.speculation.method.name
         log.info("session.started", session_id=spec.session_id, method=method, **recorded.log_fields)
@@ -228,7 +228,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                     self._tell_engine(call, request)
 
     def _tell_engine(self, call: DraftingCall, request: speculator_pb2.SessionRequest) -> None:
-        """Takes in a commit or a steering. Raises RpcError or InvalidParameter for one that is wrong."""
+        """Takes in a commit or a steering. Raises RpcError or InvalidParameter for an invalid one."""
         assert self._serving is not None
         session, model, engine = call.sessions[request.number], self._serving.model, self._serving.engine
         match request.WhichOneof("event"):
@@ -266,7 +266,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             message.sessions.add(number=number, opened=item)
 
     def _add_news(self, call: DraftingCall, response: speculator_pb2.SessionResponse) -> None:
-        """Adds to a draft what the server has to do, if that is news to the caller."""
+        """Adds the server's load to a draft, if that is news to the caller."""
         if self._serving is not None and call.sessions and response.WhichOneof("event") == "draft":
             news = self._reports.news(call.connection, self._load(self._serving.engine))
             if news is not None:

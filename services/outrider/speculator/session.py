@@ -1,10 +1,10 @@
 """One session of the speculator: its tree, its keys and values, its place in the packed forward.
 
-**Slots.** The cache holds the trunk first: slot i has committed token i, exact. Behind it stand the nodes that have
-been through a forward, in the order in which that happened, so a parent is always before its children. As long as the
-tree is one chain, slot and position agree and the rows need no mask; with branches, a row sees the trunk, its
-ancestors and itself. On a commit the slots that are still of use (the path that became committed, and what lives
-below it) move together; all others are forgotten. For a chain that is a truncation.
+**Slots.** The cache holds the trunk first: slot i has committed token i, exact. After it come the nodes that have been
+through a forward, in the order of their forwards, so a parent is always before its children. As long as the tree is one
+chain, slot and position agree and the rows need no mask; with branches, a row sees the trunk, its ancestors and itself.
+On a commit the slots that are still of use (the path that became committed, and what lives below it) move together; all
+others are forgotten. For a chain that is a truncation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_STEPS_AHEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class DraftSessionSpec:
-    """Holds what is known when a session begins. All values have been checked."""
+    """The opening of a session. All values have been checked."""
 
     session_id: str
     committed_token_ids: tuple[TokenId, ...]
@@ -90,7 +90,7 @@ class DraftSession:
         self.spec = spec
         is_sampled = decides_by_ratio(spec.sampling, spec.speculation)
         self._noise = DraftNoise(spec.sampling.seed) if is_sampled else None
-        # Without shared noise the draft model ranks as if nothing were drawn. The ratio rule is right only without.
+        # Without shared noise the draft model ranks by its own probabilities. The ratio rule is exact only without it.
         shares_noise = spec.speculation.shared_noise and not is_sampled
         self.ranking = spec.sampling if shares_noise else replace(spec.sampling, temperature=0.0)
         self.has_raw_scores = not spec.speculation.calibration
@@ -104,11 +104,12 @@ class DraftSession:
         self._asks_more = (
             is_sampled or self._structured is not None or self.has_raw_scores or spec.sampling.has_adjustments
         )
-        """True if what a forward finds needs the session before the next one."""
+        """True if the session must handle each forward's result before the next forward."""
         self._num_at_once = 1 if self._asks_more else num_at_once
         self.cache = cache
         self.commit_number = 0
-        """Number of its latest commit, or of the latest one before it was opened, as its engine counts them."""
+        """Number of its latest commit, by the engine's count. Before its first commit: the engine's latest when it was
+        opened."""
         self.has_begun = False
         """True once it has had room in the pool."""
         self._is_shared = False
@@ -125,7 +126,7 @@ class DraftSession:
         self._claims = PendingClaims(calibration_of_claims, self.ranking.is_greedy)
         self._next_expansion: Expansion | None = None
         self._has_changed = True
-        """True if `_next_expansion` says nothing of the tree as it is."""
+        """True if `_next_expansion` is out of date: the tree or the parameters have changed since."""
         self._tokens_per_round = RunningMean()
         self._forward_us, self._round_trip_us = self._times.target_us, 0
         self._max_num_nodes = 0
@@ -149,7 +150,7 @@ class DraftSession:
         self._foresee()
 
     def _set_turns(self, params: SpeculationParams) -> None:
-        """Takes in by which parameters the tree grows."""
+        """Sets the flags on waiting that follow from the parameters."""
         waiting = params.method.waits(params)
         self._is_awaited = waiting.is_certain
         """True if the target waits for drafts: no commit comes while one grows."""
@@ -176,13 +177,13 @@ class DraftSession:
         return self.num_missing > MIN_PREFILL_ROWS
 
     def share_prefix(self) -> None:
-        """Lets others find what this session has read of its text when it grows for the first time."""
+        """Publishes what this session has read of its text, when it grows for the first time."""
         if not self._is_shared:
             self._is_shared = True
             self.cache.publish(self.known_token_ids)
 
     def enter(self) -> None:
-        """Takes in what was found of its prefix: there is room for it in the pool now."""
+        """Takes in the part of its prefix that was found in the pool, now that the session has room there."""
         self._trunk_len = self.cache.length
         self.has_begun = True
 
@@ -192,7 +193,7 @@ class DraftSession:
         return self._policy is None
 
     def steer(self, steering: Steering) -> None:
-        """Goes on as the caller says. Nodes that were grown stay."""
+        """Applies a steering. Nodes that were grown stay."""
         self._has_changed = True
         if steering.speculation is not None and steering.speculation.method.is_off:
             self._policy = None
@@ -210,13 +211,13 @@ class DraftSession:
         """Appends committed tokens and forgets what they contradict.
 
         Args:
-            token_ids: Tokens behind those that are committed.
+            token_ids: Tokens that follow the committed ones.
             acknowledged_node_id: Latest node that the target had by then; 0 means that it does not say.
         """
         self._has_changed = True
         self._num_forwards, self._has_ended = 0, False
         self._send_budget.begin_round(acknowledged_node_id)
-        # These two walk down from the old root, so they come before the tree is re-rooted.
+        # Before the tree is re-rooted: both walk down from the old root.
         self._claims.judge(self.tree, token_ids)
         self._phrases.commit(token_ids)
         if self._structured is not None:
@@ -263,10 +264,10 @@ class DraftSession:
         return False
 
     def _least_awaited(self) -> float:
-        """Returns the probability of a path from which on another token after it is worth waiting for; see
-        `outrider.core.departure`. 0 means that a whole chain is: without calibration, as the papers
-        have it; where all drafts are waited for; and until times are known, which is in the first rounds of the first
-        session, as the others begin with what it was told."""
+        """Returns the least probability of a path after which another token is worth waiting for; see
+        `outrider.core.departure`. 0 means that a whole chain is worth it. It is 0 without calibration, as in the
+        papers; where all drafts are waited for; and until times are known. Only the first session has rounds without
+        known times: later ones begin with the times that it was told."""
         draft_us = self._times.draft_us.value
         if not self._is_calibrated or self.takes_turns or not self._forward_us or not draft_us:
             return 0.0
@@ -289,7 +290,7 @@ class DraftSession:
             return None
         end = self._max_context_len - 1
         if self.takes_turns and self._max_num_nodes:
-            # The next round cannot go further, and the one behind it waits for a draft of its own.
+            # The next round cannot go further, and the one after it waits for a draft of its own.
             end = min(end, self.tree.root.position + self._max_num_nodes)
         nodes = expansion.nodes
         if any(node.position >= end for node in nodes):
@@ -300,8 +301,8 @@ class DraftSession:
         return expansion if nodes else None
 
     def awaited_draft(self) -> AwaitedDraft | None:
-        """Returns what the draft is worth if the target waits for it, and it may end wherever that is best. None means
-        that it does not, or that nothing was drafted since the commit: then it waits for one forward at least."""
+        """Returns what the draft is worth, for a draft that the target waits for and that may end anywhere. None for
+        other drafts, and while nothing was drafted since the commit: the target then waits for one forward at least."""
         if not self.is_weighed or not self._num_forwards or self._policy is None:
             return None
         expansion, num_gained = self.next_expansion(), 0.0
@@ -323,16 +324,17 @@ class DraftSession:
         return [self._acceptance_rate.value ** (node.position - self.tree.root.position) for node in nodes]
 
     def end_draft(self) -> None:
-        """Goes on with the next commit only."""
+        """Ends the draft: nothing grows before the next commit."""
         self._has_ended = self._has_changed = True
 
     def with_phrase(self, expansion: Expansion) -> Expansion:
-        """Adds what is retrieved to an expansion of the end of a chain; returns any other expansion as it is."""
+        """Adds a retrieved phrase to an expansion of the end of a chain. Returns any other expansion unchanged."""
         tip = expansion.nodes[0]
         if expansion.num_children != 1 or not self._is_chain(expansion.nodes):
             return expansion
         if self._noise is not None and self._policy is not None and not self._policy.is_message(self.tree, 1):
-            # A phrase is quick where samples agree with it, and samples may not decide when they are sent.
+            # A phrase makes a draft faster where samples agree with it, and the values of samples must not decide when
+            # they are sent.
             return expansion
         phrase = self._phrases.behind(tip, min(expansion.max_len - 1, self._max_context_len - tip.position - 2))
         return expansion._replace(phrase=phrase) if phrase else expansion
@@ -345,15 +347,15 @@ class DraftSession:
         return len(branches) == 1 and branches[0].position == len(self.tree.committed) + len(self._slots)
 
     def loop_room(self, expansion: Expansion) -> int:
-        """Returns for how many forwards from an expansion on nothing is needed from the session in between: 0, unless
-        what follows is a path whose every token is the draft model's best one, whatever else stands beside it."""
+        """Returns how many forwards, from an expansion on, can run without the session in between. It is 0 unless what
+        follows is a path on which every token is the draft model's best one, whatever siblings these have."""
         if self._asks_more or self._phrases.is_used or len(expansion.nodes) != 1:
             return 0
         return expansion.max_len if self._is_awaited else min(expansion.max_len, MAX_STEPS_AHEAD)
 
     def followed(self, expansion: Expansion, token_id: TokenId) -> Expansion | None:
-        """Returns what grows behind an expansion, with its row counted as run, if that is this token alone, which has
-        been through a forward already, in the slot behind those in the cache. Otherwise returns None."""
+        """Returns what grows after an expansion if that is this token alone, and counts the token's row as run;
+        otherwise None. The token has been through a forward already, in the slot after those in the cache."""
         following = self.next_expansion()
         if following is None or not self.loop_room(following):
             return None
@@ -365,14 +367,15 @@ class DraftSession:
         return following
 
     def segment(self, expansion: Expansion, max_rows: int) -> Segment:
-        """Lays out the rows of an expansion, with logits in the order of its nodes. While more of the trunk is missing
-        than `max_rows`, lays out a piece of the trunk instead, without logits."""
+        """Returns the rows of an expansion, with logits in the order of its nodes. While more than `max_rows` tokens of
+        the trunk are missing, returns a piece of the trunk instead, without logits."""
         root, committed = self.tree.root, self.tree.committed
         branches = [node for node in expansion.nodes if node is not root]
         expands_root = len(branches) < len(expansion.nodes)
         if expands_root and self._trunk_len == len(committed):
-            # The root has been through a forward, but nothing came of it, as when a session was paused then. The logits
-            # are gone, so its row must be computed again. It has no children then, so no slot of a node is lost.
+            # The root has been through a forward without a result, for example because the session was paused
+            # meanwhile. Its logits are gone, so its row is computed again. It has no children, so no node loses its
+            # slot.
             self._trunk_len -= 1
             self.cache.truncate(self._trunk_len)
         trunk = committed[self._trunk_len :]
@@ -381,7 +384,7 @@ class DraftSession:
             self._trunk_len += max_rows
             return Segment(self.cache, trunk[:max_rows], num_logits=0)
         segment = Segment.of_tree(self.cache, trunk, branches, self._slots, num_logits=len(expansion.nodes))
-        if expansion.phrase:  # stands behind one chain, so there is no mask to be widened
+        if expansion.phrase:  # follows one chain, so there is no mask to be widened
             token_ids = [*segment.token_ids, *expansion.phrase]
             segment = segment._replace(token_ids=token_ids, num_logits=segment.num_logits + len(expansion.phrase))
         self._trunk_len = len(committed)
@@ -392,7 +395,7 @@ class DraftSession:
 
     def output_indices(self, expansion: Expansion) -> list[int]:
         """Returns the output index of the draw that each row of an expansion's logits is for."""
-        first = 1 - self.spec.num_prompt_tokens  # a row's draw is for the position behind it
+        first = 1 - self.spec.num_prompt_tokens  # a row's draw is for the position after it
         indices = [node.position + first for node in expansion.nodes]
         return [*indices, *range(indices[-1] + 1, indices[-1] + 1 + len(expansion.phrase))]
 
@@ -408,7 +411,7 @@ class DraftSession:
         ]
 
     def keep_to_structure(self, expansion: Expansion, logits: Logits) -> None:
-        """Takes what the structure of the output forbids out of an expansion's logits, in place.
+        """Masks the tokens that the structure of the output forbids in an expansion's logits, in place.
 
         Args:
             expansion: The expansion.
@@ -450,7 +453,7 @@ class DraftSession:
         self._unsent_forward_us += forward_us
         self._unsent_forwards += 1
         self._unsent_rows += len(expansion.nodes) + len(expansion.phrase)
-        # Even if nothing comes of it: their keys and values are in the cache from here on.
+        # Even without a result: their keys and values are in the cache from here on.
         for node in expansion.nodes:
             node.is_expanded = True
         if self._policy is None:
@@ -467,7 +470,7 @@ class DraftSession:
             self._add(parent, candidate)
 
     def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[Candidate]]) -> None:
-        """Adds the tokens of the phrase that the draft model has drawn itself, and its own token behind them."""
+        """Adds the tokens of the phrase that the draft model has drawn itself, and its own next token."""
         node: Node | None = expansion.nodes[0]
         num_accepted = 0
         for index, children in enumerate(candidates):
@@ -496,7 +499,7 @@ class DraftSession:
         return child
 
     def take_message(self, *, is_idle: bool) -> Draft | None:
-        """Takes the unsent nodes with what they have cost; or the first of them, as far as the send budget goes.
+        """Takes the unsent nodes, or as many of the first as the send budget allows, with what they have cost.
 
         Args:
             is_idle: True if nothing grows now. Then nodes are sent even if the policy would rather wait for more.
@@ -544,7 +547,7 @@ class DraftSession:
         return draft
 
     def _note_withheld(self, nodes: Sequence[Node]) -> None:
-        """Counts nodes that could go out and must wait, each of them once."""
+        """Counts nodes that the send budget holds back, each of them once."""
         self._num_withheld += sum(node not in self._withheld for node in nodes)
         self._withheld = set(nodes)
 

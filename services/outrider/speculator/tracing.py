@@ -1,4 +1,4 @@
-"""The span of a session that is drafted for says the same wherever its drafts go: to a caller, or to this process."""
+"""Attributes of a drafted session's span: the same whether its drafts go to a caller or to this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def drafting_attributes(
     Args:
         model_id: The draft model.
         session_id: Names the session.
-        method: How its tree has grown at first.
+        method: The method that its tree grew by at first.
         num_committed: Tokens that it was told of, prompt and output.
         num_drafts: Drafts that went out.
         num_nodes: Nodes in them.

@@ -1,14 +1,14 @@
-"""Drafts and rounds under both rules: what is drawn from a draft model's logits, and what a target's decide.
+"""Draws drafts from a draft model's logits, and judges rounds by a target's, under both rules.
 
 `outrider.core.acceptance` has the ratio rule. Chains of several sessions are judged together. The steps, each for all
 chains at once:
 
-1. The probability of every drafted token says which is the first that is refused.
-2. The next token comes from the row after what is kept: from p itself if nothing was refused, else from what is left
-   of p without q, max(0, p - q). It is drawn by the sampler, with the noise of its output index, which is independent
-   of the uniform that refused the token (`outrider.core.noise`).
+1. The probabilities of the drafted tokens tell which token is the first that is refused.
+2. The next token comes from the row after what is kept: from p itself if nothing was refused, else from what is left of
+   p without q, max(0, p - q). The sampler draws it, with the noise of its output index. That noise is independent of
+   the uniform that refused the token (`outrider.core.noise`).
 
-Where rounding alone has refused a token, nothing may be left of p. Then p itself is drawn from.
+If rounding alone has refused a token, nothing may be left of p. The next token is then drawn from p itself.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from outrider.models.sampling import Sampler
 from outrider.models.structure import draw_allowed, mask_row
 
 SURELY_LEFT = 1e-4
-"""Rounding changes the share that is left of p by less. Where it is more, no token with some of it is looked for."""
+"""Rounding changes the share that is left of p by less. Where more is left, no token that has some of it is looked
+for."""
 MAX_ENTRIES = 2**20
-"""Most logits of chains that are judged at once: a CPU's caches hold what is made of so many."""
+"""Most logits of chains that are judged at once: the intermediate results of so many fit into a CPU's caches."""
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -51,7 +52,7 @@ class DraftDraw:
     sampling: SamplingParams
     """Temperature above 0 and filters; the seed is in the word."""
     word: int
-    """Uniform in [0, 2**64), and of no other use (`outrider.core.acceptance`)."""
+    """Uniform in [0, 2**64), and used for nothing else (`outrider.core.acceptance`)."""
     vocab_size: int
     """Token ids of a draft are below it: a model's logits may be padded."""
     bias: float = 1.0
@@ -62,7 +63,7 @@ class DraftDraw:
 
 @torch.inference_mode()
 def draft_candidates(logits: Tensor, draws: Sequence[DraftDraw], k: int) -> list[list[Candidate]]:
-    """Draws a token, and picks some more, for every row of a draft model's logits.
+    """Draws a token for every row of a draft model's logits, and picks some more.
 
     Args:
         logits: float32 [rows, vocab].
@@ -70,14 +71,14 @@ def draft_candidates(logits: Tensor, draws: Sequence[DraftDraw], k: int) -> list
         k: Most candidates of a row.
 
     Returns:
-        For each row first the token that was drawn, with the row it was drawn from: the softmax of the tempered,
-        filtered logits over their best 64. Then at most k - 1 other tokens, the most probable first.
+        For each row first the token that was drawn, with the row that it was drawn from: the softmax of the tempered,
+        filtered logits over their best 64. At most k - 1 other tokens follow, the most probable first.
     """
     if any(draw.vocab_size < logits.shape[-1] for draw in draws):
         # A copy, because rows are views: the logits stay as they are.
         logits = logits.clone()
         for row, draw in zip(logits, draws, strict=True):
-            # Before the filters: of a row whose best tokens are padding they might keep nothing else.
+            # Before the filters: if the best tokens of a row are padding, the filters might keep nothing else.
             row[draw.vocab_size :] = -torch.inf
     scores = tempered_and_filtered(logits, [draw.sampling for draw in draws])
     # The token is drawn from the very row that is sent as q, so the cut costs acceptance, not exactness.
@@ -90,8 +91,8 @@ def draft_candidates(logits: Tensor, draws: Sequence[DraftDraw], k: int) -> list
         # Tokens that are not allowed have minus infinity, and so come last.
         num_allowed = next((index for index, p in enumerate(row_logprobs) if p == -torch.inf), len(token_ids))
         del token_ids[num_allowed:], row_logprobs[num_allowed:], probabilities[num_allowed:]
-        # The bias lowers q of the best tokens, so that max(0, p - q), which the token after a refusal is drawn from,
-        # holds more of them: the drafter has prepared for those (SAGUARO sampling).
+        # The bias lowers q of the best tokens, so that max(0, p - q) holds more of them. The token after a refusal is
+        # drawn from that, and the drafter has prepared for those tokens (SAGUARO sampling).
         row = sparse_row(token_ids, probabilities, draw.bias, draw.num_biased)
         found.append(sampled_candidates(row, token_ids, row_logprobs, draw.word, k))
     return found
@@ -107,8 +108,9 @@ def candidates(
     is_raw: Sequence[bool] = (),
     ranked_rows: RowDraws | None = None,
 ) -> list[list[Candidate]]:
-    """Finds what may follow each row: `draft_candidates` where it is drawn from, `Sampler.candidates` where `draws` has
-    None. `is_raw` is as there. `ranked_rows` are the rows that have None, if their forward was told of them.
+    """Finds what may follow each row: by `draft_candidates` if `draws` has an entry for it, by `Sampler.candidates` if
+    that is None. `is_raw` is as in the latter. `ranked_rows` describes the rows that have None, if their forward was
+    told of them.
 
     The lists have one entry for each row of the logits.
     """
@@ -136,7 +138,7 @@ class Round(NamedTuple):
 
     sampling: SamplingParams
     output_indices: Sequence[int]
-    """For each row, how many tokens the generation put out before the one drawn there."""
+    """For each row, how many tokens the generation put out before the one that is drawn there."""
     chain: Sequence[Drafted] | None = None
     """Tokens that the ratio rule judges, one for each row but the first. None means the match rule."""
     adjustments: Sequence[Adjustment | None] = ()
@@ -148,23 +150,24 @@ class Round(NamedTuple):
 
     @property
     def redraws_all(self) -> bool:
-        """True if no draw without the structure counts: filters look at the whole distribution, and come behind it."""
+        """True if draws without the structure do not count: filters look at the whole distribution, and come after the
+        structure."""
         if self.structured is None or self.chain is not None:
             return False
         return self.sampling.has_filters and not self.sampling.is_greedy
 
     @property
     def is_drawn(self) -> bool:
-        """True if every row is drawn from as it is, so that what its draw depends on is known before the forward."""
+        """True if every row is drawn from as it is. What its draw depends on is then known before the forward."""
         return self.chain is None and not self.redraws_all
 
 
 def draws_of(rounds: Sequence[Round]) -> RowDraws:
-    """Describes the draws of rounds that are known before their forward has run, for it to bring that to the device.
+    """Describes the draws that are known before their forward has run, so that the forward brings them to the device.
 
-    Not among them are draws that follow from what the forward finds: the next token behind a chain under the ratio
-    rule, whose place and weights its judgement decides, and a structure's draws, of which only the rows that are
-    reached are made. These bring what they need in copies of their own. So do the adjustments of logits.
+    Draws that depend on the forward's results are left out: the next token after a chain under the ratio rule, because
+    the judgement decides its place and weights, and a structure's draws, because only rows that are reached are drawn.
+    These bring what they need in copies of their own. So do the adjustments of logits.
     """
     drawn = [each for each in rounds if each.is_drawn]
     return RowDraws(
@@ -174,13 +177,13 @@ def draws_of(rounds: Sequence[Round]) -> RowDraws:
 
 
 class PendingRounds(NamedTuple):
-    """Describes what rounds emit while a device may still be at it."""
+    """Describes what rounds emit. A device may still be computing it."""
 
     wait: Callable[[], list[list[int]]]
     """Waits for the device; returns what `emitted` does. To be called once."""
     drawn: DrawnTokens | None = None
-    """Draws of all rows of the logits, where rounds emit nothing else. Then the next rounds can follow on the device
-    before these are known to the host. None means that the host decides what is emitted."""
+    """Draws of all rows of the logits, if rounds emit nothing else. The next rounds can then follow on the device
+    before the host knows these draws. None means that the host decides what is emitted."""
 
 
 def emitted(
@@ -191,8 +194,8 @@ def emitted(
     Args:
         sampler: Draws.
         logits: float32 [rows of all rounds, vocab], in their order.
-        rounds: One for each session; both rules may be among them.
-        draws: What `draws_of` says of them, if that is known already.
+        rounds: One for each session; their rules may differ.
+        draws: Result of `draws_of` for them, if that is known already.
     """
     return begin_rounds(sampler, logits, rounds, draws).wait()
 
@@ -200,14 +203,14 @@ def emitted(
 def begin_rounds(
     sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: RowDraws | None = None
 ) -> PendingRounds:
-    """Tells a device to draw for rounds, see `emitted`, and does not wait for it."""
+    """Tells a device to draw for rounds, see `emitted`, without waiting for it."""
     draws = draws or draws_of(rounds)
     if not any(each.adjustments for each in rounds):
         return _begin(sampler, logits, rounds, draws)
     of_rows = [each.adjustments or [None] * len(each.output_indices) for each in rounds]
 
     def wait() -> list[list[int]]:
-        # Logits are as they were behind that, and rows may be drawn again by the host: all of it is done there.
+        # After `adjusted` the logits are as they were, and the host may draw rows again: all of it is done inside.
         with adjusted(logits, [adjustment for of_round in of_rows for adjustment in of_round]):
             return _begin(sampler, logits, rounds, draws).wait()
 
@@ -227,7 +230,7 @@ def _begin(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: Row
     judged = begin_judging(sampler, logits, list(chains.values())) if chains else None
     drawn = None
     if of_draws:
-        # Copied only where another kind of round is among them.
+        # Copied only if there is another kind of round among them.
         is_all = len(of_draws) == len(rounds)
         rows = logits if is_all else torch.cat([logits[slice(*spans[number])] for number in of_draws])
         drawn = sampler.begin(rows, draws.params, draws.output_indices, draws.on_device)
@@ -252,16 +255,16 @@ def _begin(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: Row
 
 
 def _likeliest(sampler: Sampler, logits: Tensor) -> list[int]:
-    """Returns the best token of each row, in place of draws of which none counts: rows that are reached are drawn
-    again, and of the others a guess will do."""
+    """Returns the best token of each row, in place of draws that would not count: rows that are reached are drawn
+    again, and for the others a guess is enough."""
     return sampler.draw(logits, [_GREEDY] * len(logits), range(len(logits)))
 
 
 def _structured(
     sampler: Sampler, logits: Tensor, round_: Round, structured: StructuredText, draws: Sequence[int]
 ) -> list[int]:
-    """Returns the draws of a round that obey its structure. If the text cannot go on: none, and `structured` says
-    why, as its `error` or its `failure`."""
+    """Returns the draws of a round that obey its structure. Returns none if the text cannot go on: `structured` then
+    holds the reason as its `error` or its `failure`."""
     sampling, indices = round_.sampling, round_.output_indices
 
     def redraw(row: int, matcher: Matcher) -> int:
@@ -276,13 +279,13 @@ def _structured(
                 path.append(round_.chain[row - 1].token_id)
             matcher = structured.behind(path)
             if matcher is None:
-                break  # the token before is judged, and refused
+                break  # the token before it was judged and refused
             is_over = matcher.is_over
             if not is_over:
                 mask_row(rows, row, matcher)
             matcher.rollback(len(path))
             if is_over:
-                break  # what is drawn behind the end is cut off
+                break  # what is drawn after the end is cut off
         rows = rows[: row + 1]
         (tokens,) = judge(sampler, rows, [Chain(round_.chain[: len(rows) - 1], 0, sampling, indices[0])])
         return tokens
@@ -294,14 +297,14 @@ def _structured(
 
 
 def judge(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> list[list[int]]:
-    """Judges chains under the ratio rule: returns for each its tokens that are kept, and one next token.
+    """Judges chains under the ratio rule: returns for each chain the tokens that are kept, and one next token.
 
-    The law is the target's only if every token's q is what it was drawn from, and what its drafter draws with is
-    independent of the seed's acceptance uniforms and Gumbel noise. A q that cannot be true, because it lacks the token,
-    counts as none.
+    The output follows the target's distribution only if every token was drawn from its q, and if the drafter's random
+    numbers are independent of the seed's acceptance uniforms and Gumbel noise. A q that lacks its token cannot be true,
+    and counts as none.
 
     Args:
-        sampler: Draws the next tokens; without a chain, or after all of it, exactly as `Sampler.draw` does.
+        sampler: Draws the next tokens. Without a chain, or after a whole one, it draws exactly as `Sampler.draw` does.
         logits: float32 [rows, vocab], of the target.
         chains: One for each session.
 
@@ -312,7 +315,8 @@ def judge(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> list[lis
 
 
 def begin_judging(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int]]]:
-    """Tells a device to judge chains, without waiting for it; returns what waits, and has the result of `judge`."""
+    """Tells a device to judge chains, without waiting for it. Returns a function that waits and returns what `judge`
+    does."""
     read = sampler.judge(logits, chains) if chains else list
 
     def wait() -> list[list[int]]:
@@ -378,16 +382,16 @@ def _num_kept(logprobs: Sequence[float], chains: Sequence[Chain]) -> list[int]:
 
 
 def _residuals(logprobs: Tensor, refused: Sequence[Drafted]) -> Tensor:
-    """Computes what the next tokens in place of refused ones are drawn from: the logarithm of max(0, p - q).
+    """Computes the logarithm of max(0, p - q), from which the tokens in place of refused ones are drawn.
 
-    As in Leviathan et al. 2023 (also DOUBLE, section 2.1). It differs from that of p for the few tokens that q has.
+    As in Leviathan et al. 2023 (also DOUBLE, section 2.1). It differs from log p only for the few tokens that q has.
 
     Args:
         logprobs: float32 [refused, vocab], contiguous, may be written.
         refused: One for each row.
 
     Returns:
-        float32 [refused, vocab], with minus infinity for what has no weight, as the refused tokens have none.
+        float32 [refused, vocab], with minus infinity for tokens without weight, such as the refused ones.
     """
     vocab_size, flat = logprobs.shape[-1], logprobs.view(-1)
     claimed = [claims(drafted, vocab_size) for drafted in refused]
@@ -414,8 +418,8 @@ def _residuals(logprobs: Tensor, refused: Sequence[Drafted]) -> Tensor:
 def _next_tokens(
     sampler: Sampler, logits: Tensor, chains: Sequence[Chain], num_kept: Sequence[int], residuals: Tensor | None
 ) -> list[int]:
-    """Draws a token behind what is kept of each chain: from its residual, one row for each chain with a refused token,
-    or where nothing was refused from the target itself."""
+    """Draws a token after the kept part of each chain: from its residual, one row for each chain with a refused token,
+    or from the target itself if nothing was refused."""
     whole = [number for number, chain in enumerate(chains) if num_kept[number] == len(chain.drafted)]
     cut = [number for number, chain in enumerate(chains) if num_kept[number] < len(chain.drafted)]
     rows = [] if residuals is None else [residuals]
@@ -433,12 +437,13 @@ def _next_tokens(
 
 @lru_cache(maxsize=1024)
 def _unchanged(seed: int) -> SamplingParams:
-    """Returns what draws from scores as they are: what is left of p has had its temperature and its filters."""
+    """Returns parameters that leave scores as they are: temperature and filters were applied before the residual was
+    taken."""
     return SamplingParams(seed=seed)
 
 
 def _rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Returns rows of a tensor, which are copied only where they do not follow each other."""
+    """Returns rows of a tensor. They are copied only if they are not consecutive."""
     first, last = rows[0], rows[-1]
     follow_each_other = rows == list(range(first, last + 1))
     return tensor[first : last + 1] if follow_each_other else tensor[_indices(rows, tensor)]

@@ -14,8 +14,8 @@ from outrider.core.adjustments import Adjustment
 
 @contextmanager
 def adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Iterator[None]:
-    """Adjusts logits in place while the body runs, and gives them back as they were: few of them change, and a copy of
-    all would cost more than the sampler.
+    """Adjusts logits in place while the body runs, and restores them afterwards: few of them change, and a copy of all
+    would cost more than the sampler.
 
     Args:
         logits: float32 [rows, vocab], contiguous.
@@ -30,7 +30,7 @@ def adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Iterat
         saved = [(each, flat[each]) for each in (places.biased, places.seen, places.forbidden)]
         flat.index_add_(0, places.biased, places.bias)
         seen = flat[places.seen]
-        # Element by element, and so the same bits for a row wherever it stands.
+        # Element by element, so that a row has the same bits wherever it stands.
         seen = torch.where(seen > 0, seen / places.penalties, seen * places.penalties) - places.subtrahends
         flat[places.seen] = seen
         flat[places.forbidden] = -torch.inf
@@ -43,14 +43,13 @@ def adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Iterat
 
 
 class _Places:
-    """Places of the adjustments of rows in the flat logits, and by how much: tensors on their device, which one copy
-    brings there."""
+    """Places in the flat logits that are adjusted, and by how much: tensors that one copy brings to the device."""
 
     def __init__(self, rows: Sequence[tuple[int, Adjustment]], logits: Tensor) -> None:
         width, changes = logits.shape[-1], [each for _, each in rows]
         starts = [row * width for row, _ in rows]
         repeated = [np.full(len(each.seen_token_ids), each.repetition_penalty, dtype=np.float32) for each in changes]
-        # Wide numbers first: they lie at even places then.
+        # Wide numbers first, so that they are aligned.
         arrays = [
             np.concatenate([start + each.bias_token_ids for start, each in zip(starts, changes, strict=True)]),
             np.concatenate([start + each.seen_token_ids for start, each in zip(starts, changes, strict=True)]),

@@ -1,4 +1,4 @@
-"""The backends: what runs a model, and draws from its logits, on one kind of device. They are `outrider.models.cpu`,
+"""The backends: each runs a model, and draws from its logits, on one kind of device. They are `outrider.models.cpu`,
 `outrider.models.cuda`, and `outrider.models.torch`, which runs anywhere.
 """
 
@@ -40,13 +40,13 @@ class MakeRunner(Protocol):
         Args:
             model: Any causal model of the library with standard attention, in its final type and on its device.
             fuse: Takes the layers apart where they are known (`outrider.models.fusion`).
-            is_exact: Rows are to have the same bits whatever runs beside them, where that costs time.
+            is_exact: True if rows must have the same bits whatever runs next to them, even where that costs time.
             num_blocks: Blocks of the pool of keys and values.
             block_size: Slots of a block.
 
         Raises:
-            UnsupportedModel: The model has no head, or says no context; or a layer does not attend through the
-                library's attention interface, or with extras.
+            UnsupportedModel: The model has no head, or states no context; or a layer does not attend through the
+                library's attention interface, or attends with extras.
         """
 
 
@@ -55,7 +55,7 @@ class Backend(NamedTuple):
 
     make_runner: MakeRunner
     make_draws: Callable[[], Draws]
-    """Makes what draws from logits, for one thread."""
+    """Makes the object that draws from logits, for one thread."""
 
 
 CPU = Backend(CpuRunner, CpuDraws)

@@ -21,17 +21,17 @@ CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 CONFIGS = "*config.json"
-"""Pattern of the files on the hub that tell most of a model."""
+"""Pattern of the files on the hub that tell most about a model."""
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-"""Files of which a tokenizer is read; one of them is enough."""
+"""Files that a tokenizer is read from; one of them is enough."""
 PLAIN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 STATE_KEYS = ("state_size", "ssm_state_size", "mamba_d_state", "lru_width")
 """Fields of configs whose layers keep a state in place of keys and values."""
 NUM_NAMED = 3
-"""Most tensors that are named of those that are wrong."""
+"""Most wrong tensors that a message names."""
 
 _UNQUANTISED = "quantised weights are not supported: give the unquantised model"
 _OTHER_SENSES = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "video_config": "videos"}
@@ -46,15 +46,15 @@ class UnknownModel(UnsupportedModel):
 
 
 def judge_checkpoint(model_id: str) -> None:
-    """Judges a model by its config and by what lies next to it. Reads nothing of the weights but their headers.
+    """Judges a model by its config and the files next to it. Reads only the headers of the weights.
 
     Args:
-        model_id: A folder, or a name on the Hugging Face hub. Of a name, the files that the hub's cache has are judged;
+        model_id: A folder, or a name on the Hugging Face hub. For a name, the files in the hub's cache are judged;
             nothing is fetched. Names of demo models pass.
 
     Raises:
-        UnknownModel: It is written as a path, or can be no name on the hub, and there is no such folder.
-        UnsupportedModel: It cannot be served.
+        UnknownModel: It is written as a path, or cannot be a name on the hub, and there is no such folder.
+        UnsupportedModel: The model cannot be served.
     """
     if model_id.startswith(DEMO_PREFIX):
         return
@@ -77,8 +77,8 @@ def may_be_on_hub(model_id: str) -> bool:
 def cached_config(model_id: str) -> Path | None:
     """Returns the config of a model in the hub's cache, or that of an adapter; None if neither is there.
 
-    Raises UnknownModel for what can be no name on the hub."""
-    from huggingface_hub import try_to_load_from_cache  # not all who judge a folder have it
+    Raises UnknownModel if it cannot be a name on the hub."""
+    from huggingface_hub import try_to_load_from_cache  # not installed everywhere that a folder is judged
     from huggingface_hub.errors import HFValidationError
 
     try:
@@ -89,7 +89,7 @@ def cached_config(model_id: str) -> Path | None:
 
 
 def judge_folder(folder: Path) -> None:
-    """Judges a model that is all in a folder. Raises UnsupportedModel."""
+    """Judges a model that lies in a folder as a whole. Raises UnsupportedModel."""
     config = folder / CONFIG
     if not config.is_file():
         raise UnsupportedModel(_no_config(folder))
@@ -103,8 +103,8 @@ def judge_config(config: Mapping[str, Any], folder: Path | None = None) -> None:
     """Judges a config.
 
     Args:
-        config: What config.json says, or all fields of the library's config.
-        folder: Holds what may lie next to it. None means nothing does.
+        config: Content of config.json, or all fields of the library's config.
+        folder: Folder of the files next to it. None means that there are none.
 
     Raises:
         UnsupportedModel: The model cannot be served.
@@ -118,7 +118,7 @@ def _of_neighbours(folder: Path | None) -> Iterator[str]:
     """Yields reasons that files next to a config give."""
     if folder is None:
         return
-    # Without weights of its own the config is what a merged model has kept.
+    # An adapter's config without an adapter's weights is left over from a merge.
     if any((folder / name).is_file() for name in ADAPTERS) or not (folder / CONFIG).is_file():
         yield _adapter_of(folder)
     if (folder / "hf_quant_config.json").is_file():
@@ -144,7 +144,7 @@ def _of_numbers(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_kind(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yields why a model is none that goes on with a text, or none that the library has."""
+    """Yields why a model is not one that continues a text, or not one that the library has."""
     model_type = config.get("model_type")
     known = causal_models()
     if config.get("is_encoder_decoder"):
@@ -152,7 +152,7 @@ def _of_kind(config: Mapping[str, Any]) -> Iterator[str]:
     architectures = [str(name) for name in config.get("architectures") or ()]
     is_ours = known.get(str(model_type)) in architectures
     for key, what in _OTHER_SENSES.items():
-        # Some run by their text alone: those whose whole model the library takes for a causal language model.
+        # Some run as text models: those that the library lists, as a whole, as causal language models.
         if config.get(key) and not is_ours:
             yield f"a model of type {model_type} takes {what} too: only models of text alone are served"
     if not model_type:
@@ -170,7 +170,7 @@ def _of_layers(config: Mapping[str, Any]) -> Iterator[str]:
     """Yields why the layers of a model cannot be run."""
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, Mapping) else config
-    # An older name of the library's, and the only one in some configs.
+    # An older name in the library, and the only one in some configs.
     types = config.get("layer_types") or config.get("layers_block_type") or ()
     if others := sorted({str(kind) for kind in types} - PLAIN_LAYER_TYPES):
         yield f"has layers of {' and '.join(others)}: only full attention and sliding windows are supported"
@@ -192,11 +192,11 @@ def judge_tensors(
     mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]],
     modules: Collection[str],
 ) -> list[str]:
-    """Judges weights by what was found of them when they were loaded.
+    """Judges weights by the differences that were found when they were loaded.
 
     Args:
-        missing: Names of tensors that the model has, and the checkpoint has not.
-        unexpected: Names of tensors the other way round.
+        missing: Names of tensors that the model has and the checkpoint lacks.
+        unexpected: Names of tensors that the checkpoint has and the model lacks.
         mismatched: Names of tensors that both have, with the shape in the checkpoint and that in the model.
         modules: Names of all parts of the model.
 
@@ -204,8 +204,8 @@ def judge_tensors(
         Names of unexpected tensors that belong to no part of the model, such as heads for other purposes.
 
     Raises:
-        UnsupportedModel: Tensors are missing, are of another shape, or belong to a part that does not use them: then
-            the checkpoint is of another architecture than its config says.
+        UnsupportedModel: Tensors are missing, have another shape, or belong to a part that does not use them: the
+            checkpoint has another architecture than its config says.
     """
     if missing:
         raise UnsupportedModel(f"its weights have no {_listed(missing)}")
@@ -237,7 +237,7 @@ def _and_others(count: int) -> str:
 
 
 def causal_models() -> Mapping[str, str]:
-    """Returns the library's causal language models: class by model type. Empty where the library is not here."""
+    """Returns the library's causal language models: class by model type. Empty if the library is not installed."""
     spec = find_spec("transformers")
     return {} if spec is None or spec.origin is None else _causal_models(Path(spec.origin).parent)
 
@@ -278,7 +278,7 @@ def _adapter_of(folder: Path) -> str:
 
 
 def _judge_weights(folder: Path) -> None:
-    """Raises UnsupportedModel if weights are not there, or not whole."""
+    """Raises UnsupportedModel if weights are missing or incomplete."""
     if (folder / WEIGHTS).is_file():
         shards = {WEIGHTS}
     elif (folder / WEIGHTS_INDEX).is_file():
@@ -317,7 +317,7 @@ def _problem_of_weights(path: Path) -> str:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Reads an object. Raises UnsupportedModel if there is none."""
+    """Reads a JSON object. Raises UnsupportedModel if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

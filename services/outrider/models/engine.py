@@ -1,7 +1,7 @@
-"""The thread that an engine is: it owns all sessions of one model and runs them, a packed forward at a time.
+"""The thread of an engine: it owns all sessions of one model and runs them, a packed forward at a time.
 
 The target's engine and the draft model's differ in what a step does. Everything around it is here: the inbox, the
-isolation of a session that fails, the suspicion that the device has failed, the end.
+isolation of a session that fails, the check for a failed device, the end.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_FAILED_STEPS = 3
 """Steps in a row that fail before the device is suspected."""
 
 OnFailure = Callable[[bool], object]
-"""Called when the engine cannot go on with a session, which is gone then: with True if that is the session's own fault,
-so that its request would fail again, wherever it is sent."""
+"""Called when the engine cannot go on with a session, after removing it. Gets True if that is the session's own fault:
+its request would fail again wherever it is sent."""
 
 
 def is_own_fault(error: Exception) -> bool:
-    """Returns False for an error of the process, or of its machine: elsewhere the same request may be served."""
+    """Returns False for an error of the process or of its machine: another one may serve the same request."""
     return not isinstance(error, MemoryError | OSError)
 
 
@@ -40,10 +40,10 @@ Session = TypeVar("Session")
 
 
 class EngineThread(ABC, Generic[Session]):
-    """Runs the steps of all sessions on one thread, which alone touches the sessions: they need no lock.
+    """Runs the steps of all sessions on one thread. No other thread touches the sessions, so they need no lock.
 
     Two engines whose models share a device take turns on one thread: one of them is the other's guest. Any thread may
-    call `begin`, `post` and `close`; they return at once. What they post is taken in between two turns. Everything
+    call `begin`, `post` and `close`; they return at once. What they post is handled between two turns. Everything
     posted in one iteration of the event loop wakes the thread once. A subclass defines `turn`, and calls `start` as the
     last thing in its constructor.
     """
@@ -60,7 +60,7 @@ class EngineThread(ABC, Generic[Session]):
             name: Name of the thread.
             runner: Runs the forwards, on this thread only.
             loop: Event loop that posts for many sessions in one iteration. None means that there is none.
-            host: The engine on whose thread this one takes its turns. None: it has a thread of its own.
+            host: The engine on whose thread this one takes its turns. None means that it has a thread of its own.
         """
         self.sessions: dict[str, Session] = {}
         """All sessions, by id. Changed by the engine's thread alone."""
@@ -72,7 +72,8 @@ class EngineThread(ABC, Generic[Session]):
         self._posting_loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Wakes the thread. Apart from the inbox: a thread that is woken by the first of many would plan for each."""
+        """Wakes the thread. Separate from the inbox: a thread that the first of many posts wakes would plan for each of
+        them."""
         self._is_waiting = self._is_about_to_ring = False
         self._posted_at = 0.0
         """Time of the last step that found something in the inbox, by `time.perf_counter`."""
@@ -92,15 +93,15 @@ class EngineThread(ABC, Generic[Session]):
             self._host._guests.append(self)
 
     def stop(self) -> None:
-        """Ends the turns after the one that it is at, and waits for that. Idempotent."""
+        """Ends the turns after the current one, and waits for that. Idempotent."""
         self._inbox.put(None)
-        self._host._ring()  # not by the loop, which may be waiting for the thread here
+        self._host._ring()  # not by way of the loop, which may be waiting for the thread here
         if self._host is self:
             self._thread.join()
         elif self._thread.is_alive():
             self._ended.wait()
 
-    # Posted by any thread.
+    # Called by any thread.
 
     def begin(self, session_id: str, open_session: Callable[[], Session], on_failure: OnFailure) -> None:
         """Begins a session.
@@ -113,18 +114,18 @@ class EngineThread(ABC, Generic[Session]):
         self._put(partial(self._begin, session_id, open_session, on_failure))
 
     def post(self, session_id: str, action: Callable[[Session], object]) -> None:
-        """Has the engine's thread call the action with a session. Does nothing if that has ended by then."""
+        """Has the engine's thread call the action with a session. Does nothing if the session has ended by then."""
         self._put(partial(self._act, session_id, action))
 
     def close(self, session_id: str) -> None:
-        """Ends a session, if it is still there. Its listener may yet be called with what is on its way."""
+        """Ends a session, if it is still there. Its listener may still be called with results that are on their way."""
         self._put(partial(self.remove, session_id))
 
     def _put(self, action: Callable[[], None]) -> None:
         self._inbox.put(action)
         host = self._host
         if not host._is_waiting:
-            return  # it looks before it waits
+            return  # the thread checks the inbox before it waits
         if self._posting_loop is None or asyncio._get_running_loop() is not self._posting_loop:
             host._ring()
         elif not host._is_about_to_ring:
@@ -144,35 +145,36 @@ class EngineThread(ABC, Generic[Session]):
 
     @property
     def has_ended(self) -> bool:
-        """True if it takes no more turns, by `stop` or by an error of the thread."""
+        """True if the engine takes no more turns, because of `stop` or of an error of the thread."""
         return self._ended.is_set() or not self._thread.is_alive()
 
     def fault(self) -> str:
-        """Reason why this engine can do no step any more; empty means that it can. May be called by any thread."""
+        """Reason why this engine can do no more steps; empty means that it can. May be called by any thread."""
         return "the engine's thread has ended" if self.has_ended else self._fault
 
     # Called on the engine's thread.
 
     @abstractmethod
     def turn(self, now: float) -> float | None:
-        """Does one turn of the engine's loop. Calls `step_done` when the device has done what it was asked for.
+        """Does one turn of the engine's loop. Calls `step_done` when the device has done a step.
 
         Args:
             now: `time.perf_counter()`.
 
         Returns:
-            How many seconds to wait for something to be posted: 0 while there is work, None means without end.
+            Seconds to wait for something to be posted: 0 while there is work; None means without end.
         """
 
     def step_done(self) -> None:
-        """Takes in that the device has done a step without a fault."""
+        """Notes that the device has done a step without a fault."""
         self._num_failed_steps, self._fault = 0, ""
 
     def removed(self, session: Session, *, has_failed: bool) -> None:
-        """Called when a session has ended for whatever reason; `has_failed` if the engine could not go on with it."""
+        """Called when a session has ended for whatever reason. `has_failed` is True if the engine could not go on with
+        it."""
 
     def settle(self) -> None:
-        """Called before the thread waits: what a turn has put off is due now."""
+        """Called before the thread waits: does what a turn has put off."""
 
     def remove(self, session_id: str, *, has_failed: bool = False) -> None:
         """Forgets a session, if it is there."""
@@ -182,13 +184,13 @@ class EngineThread(ABC, Generic[Session]):
             self.removed(session, has_failed=has_failed)
 
     def take_posted(self, timeout_s: float | None) -> None:
-        """Does everything that was posted; waits at most timeout_s for it to begin (None means without end)."""
+        """Runs everything that was posted. Waits at most timeout_s for the first of it (None means without end)."""
         if timeout_s != 0:
             self.settle()
             self._wait(timeout_s)
-        # What is posted from here on waits for the next time: a caller that posts without end would keep all sessions
-        # from their steps.
-        # Only this thread takes anything out: as many as `qsize` says are there, and `get` never raises.
+        # What is posted from here on waits for the next call: a caller that posts without end would keep all sessions
+        # from their steps. Only this thread takes anything out: at least as many as `qsize` says are there, and `get`
+        # never raises.
         actions = [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
         if not actions:
             return
@@ -200,8 +202,9 @@ class EngineThread(ABC, Generic[Session]):
             action()
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Returns when something may have been posted, or after the timeout."""
-        # In this order, so that either this sees what is posted just now, or whoever posts it sees that this waits.
+        """Waits until something may have been posted, or until the timeout."""
+        # In this order: either this thread sees what is posted just now, or the thread that posts it sees that this one
+        # waits.
         self._is_waiting = True
         if self._inbox.empty() and all(guest._inbox.empty() for guest in self._guests):
             with suppress(queue.Empty):
@@ -211,7 +214,8 @@ class EngineThread(ABC, Generic[Session]):
     def _run(self) -> None:
         try:
             wait_s: float | None = None
-            # A turn may take posted actions too, and the end among them: asked before every wait, which may be endless.
+            # A turn may run posted actions too, the end among them. So this is checked before every wait, which may be
+            # endless.
             while not self._is_over:
                 self.take_posted(wait_s)
                 if not self._is_over:
@@ -234,7 +238,8 @@ class EngineThread(ABC, Generic[Session]):
         try:
             return self.turn(time.perf_counter())
         except Exception:
-            # A packed forward does not tell whose rows have broken it, and caches may be half written: all must go.
+            # A packed forward does not tell which session's rows broke it, and caches may be half written: all sessions
+            # must go.
             log.exception("engine.step_failed", num_sessions=len(self.sessions))
             # A copy of the ids, because `_fail` takes them out.
             for session_id in list(self.sessions):
@@ -243,7 +248,7 @@ class EngineThread(ABC, Generic[Session]):
             return None  # no session is left: only what is posted can bring work
 
     def _begin(self, session_id: str, open_session: Callable[[], Session], on_failure: OnFailure) -> None:
-        # Before the session is made: if that raises, `_fail` looks it up.
+        # Set before the session is made: if that raises, `_fail` looks it up.
         self._on_failure[session_id] = on_failure
         with self.isolated(session_id):
             self.sessions[session_id] = open_session()
@@ -251,14 +256,14 @@ class EngineThread(ABC, Generic[Session]):
     def _act(self, session_id: str, action: Callable[[Session], object]) -> None:
         session = self.sessions.get(session_id)
         if session is not None:
-            # What is posted comes from its peers: with others the same request may be served.
+            # What is posted comes from peers: with other peers the same request may be served.
             with self.isolated(session_id, is_own=False):
                 action(session)
 
     @contextmanager
     def isolated(self, session_id: str, *, is_own: bool = True) -> Iterator[None]:
-        """Loses this session if the body raises: what is done for one is no reason to lose the others. `is_own` is as
-        `OnFailure` has it."""
+        """Removes only this session if the body raises: work for one session is no reason to lose the others. `is_own`
+        is the argument of `OnFailure`."""
         try:
             yield
         except Exception as error:
@@ -268,15 +273,15 @@ class EngineThread(ABC, Generic[Session]):
     def _fail(self, session_id: str, *, is_own: bool) -> None:
         on_failure = self._on_failure.get(session_id)  # read before `remove` forgets it
         self.remove(session_id, has_failed=True)
-        if on_failure is not None:  # None: it has ended, by the very part that has failed
+        if on_failure is not None:  # None: the part that failed has ended the session already
             on_failure(is_own)
 
     def _suspect_device(self) -> None:
-        """Finds out after several failed steps, by a forward that belongs to no session, if the device is at fault."""
+        """Runs a forward without a session after several failed steps, to find out if the device is at fault."""
         self._num_failed_steps += 1
         if self._num_failed_steps < MAX_FAILED_STEPS:
             return
-        # A session that breaks its steps means nothing for the others. A device may fail for ever after, as CUDA does
+        # A session that breaks its steps says nothing about the others. A device may fail for ever after, as CUDA does
         # once it has seen an illegal access; then only another process helps.
         try:
             cache = self._runner.new_cache()

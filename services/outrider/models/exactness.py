@@ -1,8 +1,8 @@
 """The self-test of exact rows: real forwards of the loaded model, compared bit by bit.
 
-Rows are exact if the bits of a row's logits do not depend on how many rows run beside it, of which sessions, in a
-chain, a tree or a prefill, nor on where its keys and values lie. Attention is built for that, and the rest is a
-property of the libraries and of the CPU. So it is tried, each time that a model is loaded.
+Rows are exact if the bits of a row's logits do not depend on how many rows run next to it, nor on their sessions, nor
+on whether it runs in a chain, a tree or a prefill, nor on where its keys and values lie. Attention is built for that.
+The rest is a property of the libraries and of the CPU, so it is tested each time that a model is loaded.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from outrider.models.runner import Runner
 log = structlog.get_logger(__name__)
 
 BUDGET_S = 0.8
-"""Time that the self-test may take. A model whose forwards take longer is tried with its first layers alone."""
+"""Time that the self-test may take. A model whose forwards take longer is tested with its first layers alone."""
 NUM_READINGS = 8
-"""Times that a self-test costs what it costs to read its text once, about."""
+"""About how many times as long as reading its text once a self-test takes."""
 NUM_LATE = 8
-"""Rows at the end of the context that are tried."""
+"""Rows at the end of the context that are tested."""
 LATE_SLOTS = 16 * TILE + 8
-"""Slots of a long session. Attention adds them tile by tile, so more of them are more of the same."""
+"""Slots of a long session. Attention adds them tile by tile, so more of them would test nothing new."""
 ARITHMETIC = ("fusion", "packing", "rotary", "runner", "steps")
-"""Modules that the bits of the logits depend on, besides `Runner.PACKAGES`: replicas with others do not go on with a
-text."""
+"""Modules that the bits of the logits depend on, besides `Runner.PACKAGES`. Replicas that differ in them do not
+continue each other's texts."""
 NUMBERS_OF_ROWS = (1, 2, 4, 6)
-"""Rows that forwards are filled up to, of which the fastest number is taken: a single row takes other ways through some
-libraries than several do."""
+"""Rows that forwards may be padded to. The fastest number is chosen: libraries may compute a single row differently
+than several."""
 MIN_GAIN = 0.05
 """Share of a single row's time that more padding must save to be worth it where exactness does not need it."""
 
 
 class NotExact(Exception):
-    """Two ways to compute a row gave other bits. The message says which."""
+    """Two ways to compute a row gave different bits. The message names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class Exactness:
     """Says whether rows are exact here, and what their bits depend on."""
 
     numerics_id: str = ""
-    """Hash of all that the bits of the logits depend on beside the model's name and number format: equal hashes mean
+    """Hash of all that the bits of the logits depend on besides the model's name and number format: equal hashes mean
     equal bits. Empty means that rows are not exact."""
     reason: str = ""
-    """The reason why they are not; empty if they are."""
+    """Reason why rows are not exact; empty if they are."""
 
     @property
     def is_exact(self) -> bool:
@@ -68,10 +68,10 @@ class Exactness:
 
 
 def make_exact(runner: Runner, fingerprint: str) -> Exactness:
-    """Finds out how forwards are exact, and has the runner take that way.
+    """Finds a way to compute forwards in which rows are exact, and has the runner take it.
 
     Args:
-        runner: Of the loaded model, with the threads that it will have.
+        runner: Runner of the loaded model, with the threads that it will have.
         fingerprint: Hash of the weights.
     """
     started = time.perf_counter()
@@ -109,10 +109,10 @@ def numerics_id(runner: Runner, fingerprint: str) -> str:
 
 
 def check_rows(runner: Runner, seed: int = 0) -> None:
-    """Computes rows of one text in many ways and compares their logits, bit by bit. Takes `BUDGET_S`, about.
+    """Computes rows of one text in many ways and compares their logits, bit by bit. Takes about `BUDGET_S`.
 
     Raises:
-        NotExact: Two of them differ.
+        NotExact: The logits of two ways differ.
     """
     _SelfTest(runner, seed).run()
 
@@ -122,8 +122,8 @@ class _SelfTest:
 
     def __init__(self, runner: Runner, seed: int) -> None:
         self._runner = runner
-        self._random = random.Random(seed)  # no secret: any text will do, and the same each time
-        # Over the ends of two tiles, if the context has room for that.
+        self._random = random.Random(seed)  # no secret: any text will do, if it is the same each time
+        # Spans the ends of two tiles, if the context has room for that.
         self._length = min(2 * TILE + 8, runner.max_context_len)
         self._start = max(1, self._length - 24)
         self._token_ids = [self._random.randrange(runner.vocab_size) for _ in range(self._length)]
@@ -132,8 +132,9 @@ class _SelfTest:
         self._expected = torch.empty(0)
 
     def run(self) -> None:
-        """Raises NotExact, or does not."""
-        # One layer says what all cost; a model that is too slow for all is tried with as many as there is time for.
+        """Raises NotExact if rows are not exact."""
+        # The time of one layer tells that of all. A model that is too slow is tested with as many layers as there is
+        # time for.
         started = time.perf_counter()
         self._num_layers = 1
         self._read_prefix()
@@ -148,7 +149,7 @@ class _SelfTest:
             self._compare(f"trees of depth {depth}", partial(self._in_trees, depth))
         self._compare("rows beside those of other sessions", self._beside_others)
         for num_rows in self._runner.buckets:
-            # Of smaller forwards there are enough above.
+            # Smaller forwards are covered above.
             if num_rows > 2 * TILE and self._has_room(num_rows):
                 self._compare(f"the last of {num_rows} rows", partial(self._behind_others, num_rows))
         for size in (13, 3 * TILE):
@@ -156,7 +157,7 @@ class _SelfTest:
             self._compare(f"a prompt read in pieces of {size}", partial(self._in_chains, 4))
         self._cache.clear()
         self._check_lengths()
-        # Where there are few columns, and kernels for small matrices.
+        # Tests few columns, and kernels for small matrices.
         self._start = 0
         self._expected = self._forward(self._token_ids[:8])
         for size in (1, 3):
@@ -179,7 +180,7 @@ class _SelfTest:
             self._runner.forward([Segment(self._cache, piece, 0)], self._num_layers)
 
     def _in_chains(self, size: int) -> Sequence[Tensor]:
-        # Few of the short ones: each is a forward.
+        # Few of the short chunks: each is a forward.
         ends = range(self._start, min(self._length, self._start + 4 * size), size)
         return [self._forward(self._token_ids[first : first + size]) for first in ends]
 
@@ -201,7 +202,7 @@ class _SelfTest:
         return -(-num_rows // self._length) * num_blocks < pool.blocks.num_free
 
     def _behind_others(self, num_rows: int) -> Sequence[Tensor]:
-        """Two rows of the text behind so many of other sessions that the forward has `num_rows`."""
+        """Computes two rows of the text after so many rows of other sessions that the forward has `num_rows`."""
         lengths = [min(self._length, num_rows - 2 - first) for first in range(0, num_rows - 2, self._length)]
         others = [(self._runner.new_cache(), self._token_ids[:length]) for length in lengths]
         segments = [Segment(cache, piece, len(piece)) for cache, piece in others]
@@ -212,8 +213,8 @@ class _SelfTest:
         return [found]
 
     def _check_lengths(self) -> None:
-        """Compares rows of a long session, at the last positions of the context where they can be, and of one that has
-        just begun: alone, one by one, and in one forward."""
+        """Compares rows of a long session, at the last positions of the context if possible, and of one that has just
+        begun: alone, one by one, and in one forward."""
         runner, ids = self._runner, self._token_ids[:NUM_LATE]
         late, early = runner.new_cache(), self._cache
         num_filled = self._fill(late, LATE_SLOTS)
@@ -238,14 +239,14 @@ class _SelfTest:
 
     @torch.inference_mode()
     def _fill(self, cache: KVCache, num_slots: int) -> int:
-        """Makes up keys and values of a beginning, of as many slots as there is room for: to compute them takes long.
+        """Invents keys and values for the first slots, as many as there is room for, because computing them takes long.
         Returns how many."""
         pool, shape = self._runner.pool, self._runner.cache_shape
         room = (pool.blocks.num_free - 2) * pool.block_size
         num_slots = max(0, min(num_slots, self._runner.max_context_len - NUM_LATE, room))
         if num_slots:
             cache.reserve(num_slots)
-            # The others are not run.
+            # The other layers are not run.
             data = pool.data[: self._num_layers] if self._runner.is_fused else pool.data
             chance = torch.Generator().manual_seed(0)
             made_up = torch.randn(2, shape.num_heads, num_slots, shape.head_dim, generator=chance)
@@ -255,7 +256,7 @@ class _SelfTest:
         return num_slots
 
     def _in_trees(self, depth: int) -> Sequence[Tensor]:
-        """The text's own tokens as one path of a tree whose other nodes stand before, between and behind them."""
+        """Runs the text's own tokens as one path of a tree whose other nodes stand before, between and after them."""
         tree = DraftTree(self._token_ids[: self._start + 1], self._runner.vocab_size)
         nodes: list[Node] = []
         path: list[Node] = []
@@ -273,14 +274,14 @@ class _SelfTest:
         segment = Segment.of_tree(cache, [self._token_ids[self._start]], nodes, num_logits=1 + len(nodes))
         logits = self._runner.forward([segment], self._num_layers)
         rows = [1 + nodes.index(node) for node in path]
-        # Moves the path's rows together; what follows reads them from there.
+        # Moves the path's rows together; later reads find them there.
         cache.keep(self._start + 1, [self._start + row for row in rows])
         after = self._forward(self._token_ids[cache.length : cache.length + 2])
         return [logits[[0, *rows]], after]
 
 
 def _check_equal(name: str, rows: Tensor, expected: Tensor) -> None:
-    """Raises NotExact if rows have other bits than expected."""
+    """Raises NotExact if rows do not have the expected bits."""
     differs = (rows != expected).any(-1)
     if bool(differs.any()):
         gap = float((rows - expected).abs().max())
@@ -290,7 +291,7 @@ def _check_equal(name: str, rows: Tensor, expected: Tensor) -> None:
 def _pad_to_the_fastest(runner: Runner, num_repeats: int = 5) -> None:
     """Raises the runner's `min_rows` if a single row is faster among more."""
     if runner.buckets:
-        return  # forwards are filled up in any case
+        return  # forwards are padded in any case
     least = runner.min_rows
     cache = runner.new_cache()
     runner.forward([Segment(cache, [0] * min(TILE, runner.max_context_len - 1), 0)])
@@ -306,7 +307,8 @@ def _pad_to_the_fastest(runner: Runner, num_repeats: int = 5) -> None:
     medians = {n: statistics.median(samples) for n, samples in times.items()}
     chosen = least
     for n, median in medians.items():
-        # Each must gain over the one chosen before: a busy moment is not to choose the larger of two alike.
+        # Each must gain over the one chosen before: of two that are about as fast, a busy moment must not choose the
+        # larger.
         if median < (1 - MIN_GAIN) * medians[chosen]:
             chosen = n
     runner.min_rows = chosen

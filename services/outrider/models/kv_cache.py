@@ -1,7 +1,8 @@
 """Keys and values of all sessions of a model: one pool of memory, and each session's view into it.
 
 The pool is allocated once. Its memory is handed out in blocks of consecutive slots (`outrider.core.blocks`), so a
-session holds what it has said, not what it may say. A slot is the place of one token's keys and values in all layers.
+session holds memory for the tokens that it has, not for those that it may get. A slot is the place of one token's keys
+and values in all layers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TILE = 64
 
 
 Move = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Places in the pool, and as many others to which their rows go. Ascending: each pair's source is no earlier target."""
+"""Places in the pool, and as many places that their rows are moved to. Ascending: no pair's source is an earlier
+target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class KVPool:
             shape: A slot.
             num_blocks: Blocks in all.
             block_size: Slots of a block.
-            num_scratch_slots: Slots behind those of all blocks, for rows that are nobody's.
+            num_scratch_slots: Slots behind those of all blocks, for padding rows.
 
         Raises:
             ValueError: There is no block, or `block_size` is not a positive multiple of 64.
@@ -64,7 +66,8 @@ class KVPool:
         self.shape = shape
         self.block_size = block_size
         self.blocks = BlockPool(num_blocks)
-        # Not zeroed: a slot is never read before it was written. On a CPU the system gives a page when it is touched.
+        # Not zeroed: a slot is never read before it was written. On a CPU the system allocates a page when it is
+        # touched.
         self.data = torch.empty(
             shape.num_layers,
             2,
@@ -78,12 +81,12 @@ class KVPool:
         self.dropped: deque[list[int]] = deque()
         """Tables of caches that were dropped with blocks in them."""
         self.defers_moves = False
-        """True if the next forward moves the rows that caches keep, before all else. Otherwise they do so at once."""
+        """True if the next forward begins by moving the rows that caches keep. If False, caches move them at once."""
         self.moves: dict[int, Move] = {}
         """Moves that were deferred, by the identity of the cache. No two share a place."""
 
     def move_now(self) -> None:
-        """Does the moves that were deferred."""
+        """Carries out the deferred moves."""
         for old, new in self.moves.values():
             self.move(old, new)
         self.moves.clear()
@@ -96,8 +99,8 @@ class KVPool:
         self.data.index_copy_(3, torch.from_numpy(new).to(self.data.device), rows)
 
     def take_back(self) -> None:
-        """Gives the blocks of dropped caches back. For whoever takes blocks: the garbage collector drops caches in any
-        thread, and in the middle of anything."""
+        """Gives the blocks of dropped caches back. Called before blocks are taken: the garbage collector drops caches
+        in any thread, and in the middle of anything."""
         while self.dropped:
             _release_all(self.blocks, self.dropped.popleft())
 
@@ -114,7 +117,7 @@ class KVPool:
         """Makes an empty cache.
 
         Args:
-            salt: Caches of the same salt find each other's prefixes. None means that this one shares nothing.
+            salt: Caches with the same salt find each other's prefixes. None means that this one shares nothing.
         """
         return KVCache(self, salt)
 
@@ -130,15 +133,15 @@ class KVCache:
         self.length = 0
         """Slots used."""
         self.tail_positions: list[int] = []
-        """Positions of the last slots, from the first slot on that does not hold its own position."""
+        """Positions of the last slots, from the first one that does not hold its own position."""
         self.finds = True
-        """False for a text that is to be run as a whole: others find it, and it finds nothing."""
+        """False if the text is to be run as a whole: it finds no prefix, but others find its blocks."""
         self._salt = salt
         self._table: list[int] = []
-        # A cache that is dropped without `clear` takes no blocks with it. The list is changed in place, never replaced.
+        # A cache that is dropped without `clear` loses no blocks. The list is changed in place, never replaced.
         weakref.finalize(self, pool.dropped.append, self._table)
         self._keys: list[bytes] = []
-        """Keys of the first blocks, as far as they were computed: those that were found or published."""
+        """Keys of the first blocks, those that were found or published: the others have not been computed."""
 
     @property
     def capacity(self) -> int:
@@ -163,21 +166,21 @@ class KVCache:
     # Its blocks.
 
     def reserve(self, num_slots: int, *, may_evict: bool = True) -> None:
-        """Makes room for `num_slots` slots in total, of which all from `length` on may be written to.
+        """Makes room for `num_slots` slots in total. Those from `length` on may then be written to.
 
         Args:
-            num_slots: Slots.
+            num_slots: Slots in total.
             may_evict: True if cached prefixes may be given up for it.
 
         Raises:
-            OutOfBlocks: There is no room. The blocks that were got by then are held.
+            OutOfBlocks: There is no room. The blocks that were taken by then are kept.
         """
         pool = self.pool
         if pool.dropped:
             pool.take_back()
         blocks, size = pool.blocks, pool.block_size
         first = self.length // size
-        # A block that others hold, or can find, stays as it is: whoever goes on in it writes to a copy.
+        # A block that others hold, or can find, stays as it is: this cache writes to a copy.
         if first < len(self._table) and num_slots > self.length and not blocks.is_writable(self._table[first]):
             self._copy_block(first, may_evict=may_evict)
         while len(self._table) * size < num_slots:
@@ -209,12 +212,12 @@ class KVCache:
             del self._keys[num_kept:]
 
     def places(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns where in the pool some of this cache's slots lie: int64, as many."""
+        """Returns the places in the pool of some of this cache's slots: int64, one for each."""
         size = self.pool.block_size
         return np.asarray(self._table, dtype=np.int64)[slots // size] * size + slots % size
 
     def chain_places(self, first: int, count: int) -> list[int]:
-        """Returns where `count` slots from the `first` one on lie, as `places` does, which takes longer for a few."""
+        """Returns the places of `count` slots from the `first` one on. For a few slots it is faster than `places`."""
         size, last = self.pool.block_size, first + count
         found: list[int] = []
         for index in range(first // size, -(-last // size)):
@@ -237,7 +240,7 @@ class KVCache:
     # Its slots.
 
     def append(self, position_ids: Sequence[int]) -> None:
-        """Counts slots as used that a forward has written, for rows at these positions."""
+        """Counts the slots as used that a forward has written for rows at these positions."""
         count = len(position_ids)
         # Most rows go on with a chain.
         if self.tail_positions or position_ids[0] != self.length or position_ids[-1] != self.length + count - 1:
@@ -268,23 +271,24 @@ class KVCache:
             self.shrink()
 
     def keep(self, start: int, slots: Sequence[int]) -> None:
-        """Moves the rows at `slots` together behind slot `start`, and forgets all others from `start` on.
+        """Moves the rows at `slots` together, from slot `start` on, and forgets all others there.
 
         Args:
             start: Slots before it stay as they are.
-            slots: Ascending, none below `start`: the path that was accepted, out of a tree that began at `start`.
+            slots: Ascending, none below `start`: the accepted path of a tree that began at `start`.
 
         Raises:
             ValueError: `slots` are not ascending or not all in [start, length).
         """
         if not slots and start == self.length:
-            self.shrink()  # a round without drafts: nothing is moved, nor forgotten
+            self.shrink()  # a round without drafts: nothing is moved or forgotten
             return
-        # Ascending pairs check both ends and the order in one go; without slots, that `start` is at most `length`.
+        # Ascending pairs check both ends and the order in one go. Without slots they check that `start` is at most
+        # `length`.
         bounds = [start - 1, *slots, self.length]
         if start < 0 or any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"slots must be ascending and in [{start}, {self.length}), got {list(slots)}")
-        # A path that begins with the first rows of the tree, as the best one often does, is in its place already.
+        # A path that begins with the first rows of the tree is in its place already. The best path often does.
         first = next((i for i, slot in enumerate(slots) if slot != start + i), len(slots))
         if first < len(slots):
             old = self.places(np.asarray(slots[first:], dtype=np.int64))
@@ -300,7 +304,7 @@ class KVCache:
             positions = [slot if slot < chain_len else tail[slot - chain_len] for slot in slots]
             kept_tail = tail[: max(0, start - chain_len)]
             self.length = start + len(slots)
-            # As if all behind the chain were tail, and then as much of it chain as can be.
+            # Treats all slots after the chain as tail, and then counts as many of them to the chain as possible.
             self.tail_positions = [*kept_tail, *positions]
             self._settle()
         self.shrink()
@@ -314,7 +318,7 @@ class KVCache:
             token_ids: The text. Its last token is never found: it must be run for its logits.
 
         Returns:
-            How many tokens were found; the cache is as long.
+            How many tokens were found. That is the cache's length then.
         """
         if self._salt is None or self._table or not self.finds:
             return 0
@@ -331,23 +335,23 @@ class KVCache:
         return self.length
 
     def join(self, other: KVCache, num_slots: int) -> None:
-        """Takes over the blocks of another cache, so that this one holds the first `num_slots` slots of the same text,
-        full blocks or not. Does nothing if it holds as many, or the other one fewer.
+        """Takes over blocks of another cache, full or not, so that this one holds the first `num_slots` slots of the
+        same text. Does nothing if it holds as many already, or if the other one holds fewer.
 
         Args:
-            other: Begins with the same text.
-            num_slots: Slots.
+            other: A cache whose text begins with the same tokens.
+            num_slots: Slots in total.
         """
         if not self.length < num_slots <= other.chain_len:
             return
-        # Whoever goes on in the last block writes to a copy (`reserve`).
+        # A cache that continues in the last block writes to a copy (`reserve`).
         for block in other._table[len(self._table) : self.pool.num_blocks_for(num_slots)]:
             self.pool.blocks.share(block)
             self._table.append(block)
         self.length = num_slots
 
     def publish(self, token_ids: Sequence[TokenId]) -> None:
-        """Lets others find the full blocks of a text of which this cache holds the first tokens, in a chain."""
+        """Lets others find the full blocks of a text. This cache must hold its first tokens as a chain."""
         if self._salt is None:
             return
         size = self.pool.block_size
@@ -359,6 +363,7 @@ class KVCache:
 
 
 def _release_all(blocks: BlockPool, table: list[int], num_kept: int = 0) -> None:
-    """Releases the blocks of a table but for the first ones, the last one first: extents are taken from the front."""
+    """Releases the blocks of a table after the first `num_kept`, the last one first: extents are taken from the
+    front."""
     while len(table) > num_kept:
         blocks.release(table.pop())

@@ -18,7 +18,7 @@ from outrider.core.tree import Node
 from outrider.models.kv_cache import KVCache
 
 TokensOnDevice: TypeAlias = Tensor
-"""Whole numbers [draws]: tokens that a device draws, or has drawn, without the host having read them."""
+"""Whole numbers [draws]: tokens that a device draws, or has drawn, and that the host has not read."""
 NO_SLOTS: Mapping[Node, int] = MappingProxyType({})
 
 
@@ -28,11 +28,12 @@ class Segment(NamedTuple):
     cache: KVCache
     token_ids: Sequence[int]
     num_logits: int
-    """Logits are wanted for the last `num_logits` rows; 0 for a prefill chunk that is not the last."""
+    """Number of rows, the last ones, whose logits are wanted; 0 for a prefill chunk that is not the last."""
     position_ids: Sequence[int] | None = None
     """Position of each row. None means that the rows continue the cache, row i at `cache.length + i`."""
     visible: npt.NDArray[np.bool_] | None = None
-    """bool [rows, cache.length + rows]: the slots that a row sees, itself among them. None means all up to itself."""
+    """bool [rows, cache.length + rows]: the slots that each row sees, its own among them. None means all up to its
+    own."""
 
     @classmethod
     def of_tree(
@@ -51,25 +52,25 @@ class Segment(NamedTuple):
             cache: Holds the committed tokens before `pending`; or all of them, and then the nodes in `slots`.
             pending: Committed tokens that are not in the cache. Must be empty if there are nodes in `slots`.
             nodes: Nodes that are not in the cache, parents before children. Their other ancestors are in `slots`.
-            slots: Where in the cache the nodes stand that have been through a forward.
+            slots: Slots of the nodes that have been through a forward.
             num_logits: Number of rows, the last ones, whose logits are wanted.
         """
         if not nodes:
             return cls(cache, pending, num_logits)
         token_ids = [*pending, *(node.token_id for node in nodes)]
         first = cache.length + len(pending)
-        # A node has as many ancestors as its position says. Where that is its slot too, everything before it is one:
-        # the rows are one chain and need no mask, which attention computes faster.
+        # A node's position is the number of its ancestors. If its slot is the same number, every slot before it is an
+        # ancestor: the rows are one chain and need no mask, which attention computes faster.
         if all(node.position == slot for slot, node in enumerate(nodes, first)):
             return cls(cache, token_ids, num_logits)
-        # Nodes that are in the cache stand behind all committed tokens, and then nothing is pending.
+        # Nodes in the cache stand after all committed tokens, and then nothing is pending.
         num_committed = first - len(slots)
         slots = {**slots, **{node: slot for slot, node in enumerate(nodes, first)}}
         visible = np.zeros((len(token_ids), cache.length + len(token_ids)), dtype=np.bool_)
         # Pending row i sees the slots up to `cache.length` + i, where it stands itself.
         visible[: len(pending)] = np.tri(len(pending), visible.shape[1], cache.length, dtype=np.bool_)
         visible[len(pending) :, :num_committed] = True
-        # Ancestors, and neither siblings nor cousins: the two principles of CARD, section 2.3.
+        # A node sees its ancestors, but neither siblings nor cousins: the two principles of CARD, section 2.3.
         rows: list[int] = []
         columns: list[int] = []
         for row, node in enumerate(nodes, len(pending)):
@@ -82,11 +83,12 @@ class Segment(NamedTuple):
 
     @property
     def is_chain(self) -> bool:
-        """True if all slots up to the last row hold their own positions, and rows see all slots up to their own."""
+        """True if all slots up to the last row's hold their own positions, and each row sees all slots up to its
+        own."""
         return self.visible is None and self.position_ids is None and not self.cache.tail_positions
 
     def seen(self) -> npt.NDArray[np.bool_]:
-        """Returns `visible`, made where it is None."""
+        """Returns `visible`, or makes it if it is None."""
         if self.visible is not None:
             return self.visible
         num_rows = len(self.token_ids)
@@ -106,26 +108,26 @@ class Segment(NamedTuple):
 
 
 def placeholder(place: int) -> int:
-    """Returns the token id that stands for the token at a place of those that a device draws; see `filled_in`."""
+    """Returns the token id that stands for the token at an index of those that a device draws; see `filled_in`."""
     return ~place
 
 
 def filled_in(token_ids: Tensor, drawn: TokensOnDevice) -> Tensor:
-    """Returns token ids with the tokens that their placeholders stand for, which only the device may know.
+    """Replaces placeholders by the tokens that they stand for, which only the device may know.
 
     Args:
         token_ids: Whole numbers [rows]: token ids and placeholders.
-        drawn: Whole numbers [draws]: token ids, below 0 where the device has none. Those count as 0: there must be some
-            embedding, and nothing is made of it.
+        drawn: Whole numbers [draws]: token ids, below 0 where the device has none. Those count as 0: some embedding is
+            needed, and its row is ignored.
     """
     drawn = drawn.to(token_ids.device, token_ids.dtype)
-    places = (~token_ids).clamp_min_(0)  # some place for the others
+    places = (~token_ids).clamp_min_(0)  # any place for rows without a placeholder
     return torch.where(token_ids < 0, drawn.index_select(0, places), token_ids).clamp_min_(0)
 
 
 def check_segments(segments: Sequence[Segment]) -> None:
     """Raises ValueError if a segment of a forward is malformed, or two of them share a cache."""
-    # Both would be given the same slots.
+    # Two segments of one cache would be given the same slots.
     if len({id(segment.cache) for segment in segments}) < len(segments):
         raise ValueError("two segments of a forward share a cache")
     for segment in segments:
@@ -133,7 +135,7 @@ def check_segments(segments: Sequence[Segment]) -> None:
 
 
 def _path_slots(node: Node | None, slots: Mapping[Node, int]) -> list[int]:
-    """Slots of a node and of those of its ancestors that have one."""
+    """Returns the slots of a node and its ancestors, of those that have one."""
     path = []
     while node is not None and node in slots:
         path.append(slots[node])

@@ -1,9 +1,9 @@
 """The sessions of an engine that hold blocks of the pool, and those that wait for them.
 
-Sessions come in by age. One that waits comes in when the rest of its text fits beside a block for each that is in, to
-grow. When there is no block left, cached prefixes are given up, and then the youngest session: it loses its blocks and
-waits, and later reads its text again, of which most is still cached. The oldest one always goes on, so all come
-through.
+Sessions come in by age. One that waits comes in when the rest of its text fits, with one more block for each session
+that is in, so that these can grow. When no block is left, cached prefixes are given up, and then the youngest session.
+It loses its blocks, waits, and later reads its text again; most of it is still cached. The oldest session always goes
+on, so every session finishes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Resident(Protocol):
 
     @property
     def known_token_ids(self) -> Sequence[TokenId]:
-        """Committed tokens: those whose keys and values it needs."""
+        """Committed tokens, whose keys and values the session needs."""
 
 
 Member = TypeVar("Member", bound=Resident)
@@ -40,7 +40,7 @@ class Residency(Generic[Member]):
         """
         self._pool = pool
         self._max_num_residents = max_num_residents
-        # Dictionaries in the place of ordered sets, with the oldest first.
+        # Dictionaries as ordered sets, the oldest first.
         self._waiting: dict[Member, None] = {}
         self._residents: dict[Member, None] = {}
         self._ages: dict[Member, int] = {}
@@ -50,7 +50,7 @@ class Residency(Generic[Member]):
         self.num_queried_tokens = 0
         """Tokens of texts that came in."""
         self.num_found_tokens = 0
-        """Those of them whose keys and values were found in the cache of prefixes."""
+        """Queried tokens whose keys and values were found in the cache of prefixes."""
 
     @property
     def residents(self) -> list[Member]:
@@ -63,11 +63,11 @@ class Residency(Generic[Member]):
         return list(self._waiting)
 
     def state(self) -> PoolState:
-        """Describes the pool now. May be called in any thread: the numbers are of about the same time."""
+        """Describes the pool now. May be called in any thread: the numbers are of about the same moment."""
         blocks = self._pool.blocks
         num_held = blocks.num_held
         return PoolState(
-            # A copy, made in one go: the engine's thread may change what is iterated.
+            # A copy made in one go: the engine's thread may change the dictionary during an iteration.
             num_tokens=sum(member.cache.length for member in list(self._residents)),
             num_bytes=num_held * self._pool.block_size * self._pool.shape.bytes_per_slot,
             num_blocks={"free": blocks.num_free, "held": num_held, "cached": blocks.num_cached},
@@ -83,13 +83,13 @@ class Residency(Generic[Member]):
         return member in self._residents
 
     def add(self, member: Member) -> None:
-        """Lets a new session wait."""
+        """Adds a new session to those that wait."""
         self._num_seen += 1
         self._ages[member] = self._num_seen
         self._waiting[member] = None
 
     def discard(self, member: Member, *, has_failed: bool) -> None:
-        """Takes a session out, and its blocks back; what it has said can be found again unless it has failed."""
+        """Removes a session and takes its blocks back. Its text can be found again unless it has failed."""
         if self._ages.pop(member, None) is None:
             return
         self._waiting.pop(member, None)
@@ -99,7 +99,7 @@ class Residency(Generic[Member]):
         member.cache.clear()
 
     def admit(self) -> list[Member]:
-        """Lets in those that there is room for, by age, and returns them."""
+        """Lets in the sessions that there is room for, by age, and returns them."""
         admitted = []
         for member in self.waiting:
             if len(self._residents) >= self._max_num_residents or not self._enter(member):
@@ -112,11 +112,11 @@ class Residency(Generic[Member]):
         return admitted
 
     def _enter(self, member: Member) -> bool:
-        """Takes over what is known of its text. Returns False, and has changed nothing, if the rest does not fit."""
+        """Takes over cached blocks of a session's text. Returns False and changes nothing if the rest does not fit."""
         blocks, token_ids = self._pool.blocks, member.known_token_ids
         self._pool.take_back()
         num_found = member.cache.find_prefix(token_ids)
-        # After what was found is held: until then it counts as room.
+        # After the found blocks are held: until then they count as room.
         room = blocks.num_free + blocks.num_cached
         needed = self._pool.num_blocks_for(len(token_ids) + 1) - member.cache.num_blocks
         if self._residents and needed + len(self._residents) > room:
@@ -127,17 +127,17 @@ class Residency(Generic[Member]):
         return True
 
     def reserve(self, member: Member, num_rows: int) -> bool:
-        """Makes room for so many more rows of a session, at the cost of younger ones.
+        """Makes room for `num_rows` more rows of a session, at the cost of younger ones.
 
         Returns:
-            False if it is the youngest itself, and waits from here on.
+            False if the session is the youngest itself; it waits from here on.
         """
         while True:
             try:
                 member.cache.reserve(member.cache.length + num_rows)
             except OutOfBlocks:
                 youngest = next(reversed(self._residents))
-                # Alone it has all blocks. That its text fits into them was checked when it came.
+                # Alone it has all blocks. Its text was checked to fit into them when it came.
                 if len(self._residents) == 1:
                     raise
                 self.preempt(youngest)

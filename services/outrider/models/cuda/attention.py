@@ -1,12 +1,12 @@
 """Attention over paths of the pool, with sums whose order is that of positions.
 
-A path is a causal sequence with its own table of places: blocks of the pool below its root, and a list from there on.
-So a row of a chain and a row of a tree are alike: both see the positions up to their own, one after the other. There is
-no mask but that.
+A path is a causal sequence with its own table of places: blocks of the pool below its root, and a list of places from
+there on. So a row of a chain and a row of a tree are alike: both see the positions up to their own, one after the
+other. There is no other mask.
 
-Rows of one path are computed in *tiles* of 16 query rows (of 64 where more query heads share a key-value head than 16),
-keys in tiles of 64 positions, and positions in *splits* of 256 that several programs share among them. The last program
-of a tile to finish adds the results of its splits in ascending order, as a program that computes all of them does. All
+Rows of one path are computed in *tiles* of 16 query rows (of 64 if more than 16 query heads share a key-value head),
+keys in tiles of 64 positions, and positions in *splits* of 256 that several programs share among them. The program that
+finishes a tile last adds the results of its splits in ascending order, as a program that computes all of them does. All
 of these sizes are fixed, and all limits are those of positions: a row's bits depend on its own path alone.
 """
 
@@ -29,9 +29,9 @@ KEYS = 64
 NUM_WARPS = 4
 """Warps of a program."""
 PROGRAMS_PER_PROCESSOR = 3
-"""Programs that a multiprocessor of a GPU runs beside each other."""
+"""Programs that a multiprocessor of a GPU runs at the same time."""
 WIDTHS = (16, 32, 64, 128, 256)
-"""Widths of a head that the kernel is made for."""
+"""Head widths that the kernel supports."""
 
 
 class Paths(Protocol):
@@ -44,24 +44,24 @@ class Paths(Protocol):
     positions: Tensor
     """[rows]: position of each row."""
     tables: Tensor
-    """[blocks]: tables of all sessions, one behind the other."""
+    """[blocks]: tables of all sessions, one after the other."""
     tails: Tensor
-    """[places]: places behind the roots of all paths, by position, one path behind the other."""
+    """[places]: places from the roots of all paths on, by position, one path after the other."""
     row_list: Tensor
-    """[rows that are somebody's]: rows by path, and by position within a path."""
+    """[rows without padding]: rows by path, and by position within a path."""
     tiles: Tensor
     """[tiles, 6]: first row in `row_list`, number of rows, first of the table, root, first of the tail, end."""
     work: Tensor
     """[items, 2]: tile and split. The items of a tile stand together, in ascending order.
 
     A single item with split -1 stands for all splits of its tile: one program computes them, with the same bits. That
-    is for prompts, of which there are tiles enough for all programs: results of splits need not go through memory then.
+    is for prompts, which have enough tiles for all programs: results of splits then need not go through memory.
     """
     num_work: Tensor
-    """[1]: how many items there are; what lies behind them is not read."""
+    """[1]: number of items; `work` is not read after them."""
     first_results: Tensor
-    """[tiles]: rows of all items before the first one of each tile: the results of splits lie one behind the other. Not
-    read of tiles with split -1."""
+    """[tiles]: rows of all items before the first item of each tile: the results of splits lie one after the other. Not
+    read for tiles with split -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Scratch:
     """Holds room for the results of splits, for one forward at a time. All layers share it."""
 
     sums: Tensor
-    """float32 [results, head_dim]: weighted values, of each split, key-value head, row and query head."""
+    """float32 [results, head_dim]: weighted values for each split, key-value head, row and query head."""
     peaks: Tensor
     """float32 [results]: greatest scores, as powers of two."""
     totals: Tensor
@@ -100,7 +100,7 @@ class Scratch:
 
 
 def stages_of(head_dim: int, itemsize: int) -> int:
-    """Returns how many tiles of keys and values are under way at a time, the one that is computed with among them.
+    """Returns how many tiles of keys and values are in flight at a time, including the one that is computed with.
 
     Args:
         head_dim: Width of a head.
@@ -111,7 +111,7 @@ def stages_of(head_dim: int, itemsize: int) -> int:
 
 
 def check_shape(queries_per_key: int, head_dim: int) -> None:
-    """Raises ValueError if the kernel is not made for a model's heads.
+    """Raises ValueError if the kernel does not support a model's heads.
 
     Args:
         queries_per_key: Query heads that share a key-value head.
@@ -126,7 +126,7 @@ def check_shape(queries_per_key: int, head_dim: int) -> None:
 def attend(
     queries: Tensor, layer_data: Tensor, paths: Paths, block_size: int, scale: float, out: Tensor, scratch: Scratch
 ) -> None:
-    """Computes the attention of one layer, with the keys and values of these rows in their places.
+    """Computes the attention of one layer. The keys and values of these rows must be in their places.
 
     Args:
         queries: [rows, query heads, head_dim], not scaled, of the type of the pool.
@@ -134,7 +134,7 @@ def attend(
         paths: What the rows see. A tile has at most `tile_of(queries per key)` // queries per key rows.
         block_size: Slots of a block of the pool, a multiple of 64.
         scale: Factor of the scores.
-        out: [rows, query heads * head_dim], written. Rows in no tile are left as they are.
+        out: [rows, query heads * head_dim], written. Rows outside of all tiles are left as they are.
         scratch: Room for the results of splits.
     """
     num_queries, head_dim = queries.shape[1:]
@@ -174,7 +174,7 @@ def attend(
 
 
 LOG2_E = 1.4426950408889634
-"""Factor that makes powers of two of powers of e: a GPU computes those."""
+"""Factor that turns powers of e into powers of two, which a GPU computes."""
 
 
 @triton.jit
@@ -213,7 +213,7 @@ def attend_kernel(
     dims = tl.arange(0, HEAD_DIM)
     num_items = tl.load(num_work) * NUM_HEADS
     if IS_EARLY:  # noqa: SIM102 (a kernel's `and` does not stop at what is False)
-        # Programs without an item make room at once. The first one waits even if there is none for anybody.
+        # Programs without an item make room at once. The first one waits even if there are no items at all.
         if (tl.program_id(0) < num_items) | (tl.program_id(0) == 0):
             gdc_wait()
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
@@ -224,7 +224,7 @@ def attend_kernel(
         root, first_tail, end = tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
         is_used = lanes < num_rows * GROUP
         rows = tl.load(row_list + first_row + lanes // GROUP, is_used, 0)
-        # A row that is nobody's sees nothing.
+        # A padding row sees nothing.
         own = tl.load(positions + rows, is_used, -1)
         offsets = (rows * (NUM_HEADS * GROUP) + head * GROUP + lanes % GROUP)[:, None] * HEAD_DIM + dims
         q = tl.load(queries + offsets, is_used[:, None], 0.0)
@@ -246,7 +246,7 @@ def attend_kernel(
         if has_all:
             tl.store(out + offsets, (sum_ / total[:, None]).to(out.dtype.element_ty), is_used[:, None])
         else:
-            # Read again: what would be kept over all positions has no register.
+            # Read again: there are no registers to keep it over all positions.
             num_used = tl.load(entry + 1) * GROUP
             first_result = tl.load(first_results + tile).to(tl.int64) * (GROUP * NUM_HEADS) + head * num_used
             line = first_result + lanes
@@ -287,17 +287,17 @@ def _attend_split(
     total = tl.zeros((TILE,), tl.float32)
     sum_ = tl.zeros((TILE, HEAD_DIM), tl.float32)
     at = start + tl.arange(0, KEYS)
-    # Looked up a tile ahead: so several tiles of keys and values are copied while others are computed with.
+    # Looked up one tile ahead, so that several tiles of keys and values are copied while others are computed with.
     place = _places(table, tail, root, end, at, BLOCK_SIZE)
     for _ in range(start, stop, KEYS):
-        # What lies behind the end may be anything, even no number, which times a weight of 0 is none.
+        # Values after the end may be anything, even NaN, which a weight of 0 does not remove.
         is_there = (at < end)[:, None]
         offsets = place[:, None] * HEAD_DIM + dims
         k = tl.load(keys + offsets, is_there, 0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(at[None, :] <= own[:, None], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that sees nothing yet has no peak, and infinity less infinity is no number.
+        # A row that sees nothing yet has no peak, and infinity minus infinity is NaN.
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
@@ -314,7 +314,7 @@ def _attend_split(
 def _places(
     table: tl.tensor, tail: tl.tensor, root: tl.tensor, end: tl.tensor, at: tl.tensor, BLOCK_SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Looks up where positions lie in the pool; those from `end` on lie anywhere."""
+    """Looks up where positions lie in the pool. Results from `end` on are arbitrary."""
     is_there, is_below = at < end, at < root
     block = tl.load(table + at // BLOCK_SIZE, is_there & is_below, 0)
     place = tl.load(tail + at - root, is_there & (at >= root), 0)
@@ -325,11 +325,11 @@ def _places(
 def _added(
     peak: tl.tensor, total: tl.tensor, sum_: tl.tensor, its_peak: tl.tensor, its_total: tl.tensor, its_sum: tl.tensor
 ) -> tl.tensor:
-    """Adds the results of a split to those of all splits before it. To nothing it adds without rounding."""
+    """Adds the results of a split to those of all splits before it. Adding to nothing does not round."""
     new_peak = tl.maximum(peak, its_peak)
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     shrink, its_shrink = tl.exp2(peak - base), tl.exp2(its_peak - base)
-    # Where the compiler chose which product is rounded, it might choose another one at each of the two calls.
+    # If the compiler chose which product is rounded, it might choose differently at each of the two calls.
     total = tl.fma(total, shrink, its_total * its_shrink)
     shrink, its_shrink = tl.broadcast_to(shrink[:, None], sum_.shape), its_shrink[:, None]
     return new_peak, total, tl.fma(sum_, shrink, its_sum * its_shrink)
@@ -352,7 +352,7 @@ def _combine(
     """Adds the results of a tile's splits, in ascending order, and writes what rows attend to."""
     dims = tl.arange(0, HEAD_DIM)
     stride = num_used * NUM_HEADS
-    # Few lanes at a time: so there are registers for several splits, which are read at once.
+    # Few lanes at a time, so that there are registers for several splits that are read at once.
     for first in range(0, num_used, 16):
         lanes = first + tl.arange(0, 16)
         is_used = lanes < num_used
@@ -385,8 +385,8 @@ def _result(
     is_there: tl.tensor,
     HEAD_DIM: tl.constexpr,
 ) -> tl.tensor:
-    """Reads the results of a split for some lanes. Of a split that is not there, they add nothing."""
-    # Other programs wrote them: not from this processor's own cache.
+    """Reads the results of a split for some lanes. If there is no such split, they add nothing."""
+    # Other programs wrote them, so this processor's own cache is bypassed.
     is_read = is_used & is_there
     peak = tl.load(peaks + line, is_read, float("-inf"), cache_modifier=".cg")
     total = tl.load(totals + line, is_read, 0.0, cache_modifier=".cg")

@@ -25,18 +25,19 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class CudaBackend:
-    """Runs models and draws by kernels of our own, see `Backend`. Models that there are none for run by torch."""
+    """Runs models and draws by our own kernels, see `Backend`. Models without kernels run by torch."""
 
     kernels: Kernels
     """Functions that launch kernels."""
     make_capture: Callable[[], Capture] | None
-    """Makes what captures the graphs of one model. None runs the same functions one kernel after the other."""
+    """Makes the function that captures the graphs of one model. None runs the same functions one kernel after the
+    other."""
 
     @classmethod
     def on(cls, device: torch.device, *, use_graphs: bool) -> CudaBackend:
         """Returns that of a CUDA device. Raises ImportError if there is no Triton."""
         kernels = Kernels.load()
-        # Sums in bfloat16 would depend on how a library splits them; with this workspace it always splits them alike.
+        # Sums in bfloat16 depend on how a library splits them; with this workspace it always splits them alike.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         return cls(kernels, partial(capture_cuda, device) if use_graphs else None)

@@ -1,12 +1,12 @@
-"""The ratio rule on the device, that of `outrider.models.acceptance`: chains of all sessions judged without a wait.
+"""The ratio rule on the device, that of `outrider.models.acceptance`: judges chains of all sessions without a wait.
 
 1. `_weigh` looks at each row of each chain: where its filters cut, what its probabilities are divided by, if its token
    is refused, and if something would be left of p then. Filters need no sort: the least value that is kept is found by
-   halving the numbers that it may be.
+   bisection.
 2. `_leave` finds each chain's first refused token, and writes the row that the next token is drawn from.
 3. `outrider.models.cuda.draws` draws there.
 
-What a token's share is compared with is summed in float64, wherever float32 might decide otherwise.
+Sums that a token's share is compared with are float64 wherever float32 might decide differently.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ WEIGHING = {"BLOCK": 2048, "CLAIMS": 64, "NUM_STAGES": 3, "num_warps": 16}
 LEAVING = {"BLOCK": 1024, "NUM_BLOCKS": 8, "CLAIMS": 64, "num_warps": 4}
 """Launch of `_leave`: tokens of a block, and blocks of a stretch, which has a program of its own."""
 WEIGHED_WORDS = 6
-"""int32 words of what is known of a row: peak and logarithm of the sum of all shares (float32), the least value that
-the filters keep (float32), the last token of that value that they keep, a verdict."""
+"""int32 words of what `_weigh` writes for a row: peak and logarithm of the sum of all shares (float32), the least value
+that the filters keep (float32), the last token of that value that they keep, a verdict."""
 
 _INF = tl.constexpr(float("inf"))
 _UNSETTLED = tl.constexpr(UNSETTLED)
 _LEAST_LOGPROB = tl.constexpr(LEAST_LOGPROB)
 _LEAST_REST = tl.constexpr(math.exp(LEAST_LOGPROB))
-# Of the sum of all shares: sums in float32 are off by less.
+# Relative to the sum of all shares: sums in float32 are off by less.
 _ROUGH_SHARE = tl.constexpr(1e-4)
-# In the order of all float32: the place before minus infinity.
+# The place before minus infinity in the order of all float32.
 _BELOW_ALL = tl.constexpr(-0x7F800002)
-# Verdicts on a row's token, beside `UNSETTLED`. Refused in vain is one behind which nothing would be left.
+# Verdicts on a row's token, besides `UNSETTLED`. A token is refused in vain if nothing would be left of p after it.
 _KEPT = tl.constexpr(0)
 _REFUSED = tl.constexpr(1)
 _REFUSED_IN_VAIN = tl.constexpr(2)
@@ -48,7 +48,7 @@ _REFUSED_IN_VAIN = tl.constexpr(2)
 def _peak(
     logits: tl.tensor, vocab_size: tl.tensor, divisor: tl.tensor, BLOCK: tl.constexpr, NUM_STAGES: tl.constexpr
 ) -> tl.tensor:
-    """Find the largest tempered logit. What is no number counts as infinite."""
+    """Find the largest tempered logit. NaN counts as infinite."""
     peaks = tl.full([BLOCK], -_INF, tl.float32)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=NUM_STAGES):
         own = tempered(logits, start + tl.arange(0, BLOCK), vocab_size, divisor)
@@ -67,8 +67,8 @@ def _above(
     NUM_STAGES: tl.constexpr,
     EXACT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Count the tokens above a value, sum their shares of the most probable one's, and find the values next to it: the
-    least above, and the greatest that is not."""
+    """Count the tokens above a value, sum their shares relative to the most probable token's, and find the values next
+    to it: the least above, and the greatest that is not above."""
     counts = tl.zeros([BLOCK], tl.int32)
     sums = tl.zeros([BLOCK], tl.float64 if EXACT else tl.float32)
     above, below = tl.full([BLOCK], _INF, tl.float32), tl.full([BLOCK], -_INF, tl.float32)
@@ -98,7 +98,7 @@ def _last_of_equals(
     count: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Find the token that is the `count`-th of those of a value."""
+    """Find the `count`-th of the tokens that have a value."""
     seen, last = tl.cast(0, tl.int32), tl.cast(-1, tl.int32)
     for start in range(0, vocab_size, BLOCK):
         token_ids = start + tl.arange(0, BLOCK)
@@ -121,11 +121,11 @@ def _last_kept(
     BLOCK: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Find the last of the tokens before which there are fewer than `top_k`, and shares of less than `needed`.
+    """Find the last token that has fewer than `top_k` tokens before it, with shares of less than `needed`.
 
-    Returns its value, the last token of that value that is one of them, and how many of that value are.
+    Returns its value, the last token of that value that is kept, and how many tokens of that value are kept.
     """
-    # With `high` as the least value that is kept, there are fewer before it; with `low` there are not.
+    # If `high` is the least value that is kept, few enough tokens come before it; if it is `low`, too many do.
     low, high = tl.cast(_BELOW_ALL, tl.int64), _order_of(peak)
     # Above the values that `low` and `high` stand for.
     count_low, count_high = vocab_size, tl.cast(0, tl.int32)
@@ -135,14 +135,14 @@ def _last_kept(
         floor = float_of(middle)
         count, share, above, below = _above(logits, vocab_size, divisor, peak, floor, BLOCK, NUM_STAGES, False)
         if needed < _INF:
-            # From here on values are so close to the last one that float32 cannot tell.
+            # From here on values are so close to the last one that float32 cannot tell them apart.
             is_rough &= (tl.abs(share - needed) > total * _ROUGH_SHARE) | (count >= top_k)
             if not is_rough:
                 count, share, above, below = _above(
                     logits, vocab_size, divisor, peak, floor, BLOCK, NUM_STAGES, True
                 )  # fmt: skip
         is_kept = (count < top_k) & (share < needed)
-        # Between two values that tokens have, all values have the same tokens above. (0 has two places in the order.)
+        # All values between two that tokens have, have the same tokens above them. (0 has two places in the order.)
         high = tl.where(is_kept, tl.minimum(middle, _order_of(below)), high)
         low = tl.where(is_kept, low, tl.maximum(middle, _order_of(above) - 1))
         count_high, count_low = tl.where(is_kept, count, count_high), tl.where(is_kept, count_low, count)
@@ -154,7 +154,7 @@ def _last_kept(
         if needed < _INF:
             _, share, _, _ = _above(logits, vocab_size, divisor, peak, floor, BLOCK, NUM_STAGES, True)
             own = tl.exp((floor - peak).to(tl.float64))
-            # As many as begin before what is needed is reached. Where they have no share, all do.
+            # Keeps as many tokens as begin before the needed sum is reached; all of them if they have no share.
             most = tl.ceil((needed - share) / tl.where(own > 0, own, 1.0))
             most = tl.where(own > 0, tl.minimum(most, vocab_size.to(tl.float64)), vocab_size.to(tl.float64))
             num_last = tl.maximum(1, tl.minimum(num_last, most.to(tl.int32)))
@@ -183,7 +183,7 @@ def _cut(
             logits, vocab_size, divisor, peak, top_k, endless, endless, BLOCK, NUM_STAGES
         )  # fmt: skip
     if top_p < 1:
-        # A share of what top_k has left.
+        # top_p is a share of what top_k has left.
         _, total, _, _ = _above(logits, vocab_size, divisor, peak, floor, BLOCK, NUM_STAGES, True)
         total += num_last.to(tl.float64) * tl.exp((floor - peak).to(tl.float64))
         floor, last, _ = _last_kept(
@@ -201,7 +201,7 @@ def _logprobs(
     floor: tl.tensor,
     last: tl.tensor,
 ) -> tl.tensor:
-    """Compute log p of tokens of tempered logits: minus infinity where the filters do not keep them."""
+    """Compute log p of tokens from tempered logits: minus infinity for tokens that the filters do not keep."""
     is_kept = (values > floor) | ((values == floor) & (token_ids <= last))
     return tl.where(is_kept, values - peak - log_total, -_INF)
 
@@ -227,7 +227,7 @@ def _weigh(
     TESTED_WORDS: tl.constexpr,
     WEIGHED_WORDS: tl.constexpr,
 ) -> None:
-    """Say of each row what its probabilities are, and judge its token."""
+    """Find the probabilities of each row, and judge its token."""
     number = tl.program_id(0)
     rows += number * ROW_WORDS
     row_floats += number * ROW_WORDS
@@ -268,7 +268,7 @@ def _weigh(
         relative = _logprobs(own, claimed, peak, 0.0, floor, last)
         count -= tl.sum((relative > _LEAST_LOGPROB).to(tl.int32), 0)
         is_left |= (tl.exp((relative - log_total).to(tl.float64)) - shares > _LEAST_REST).to(tl.int32)
-    # Of tokens that are not claimed, all of p is left.
+    # Tokens that are not claimed keep all of p.
     is_any_left = (count > 0) | (tl.max(is_left, 0) > 0)
     verdict = tl.where(is_refused, tl.where(is_any_left, _REFUSED, _REFUSED_IN_VAIN), _KEPT)
 
@@ -306,7 +306,7 @@ def _leave(
     WEIGHED_WORDS: tl.constexpr,
     CHAIN_WORDS: tl.constexpr,
 ) -> None:
-    """Write a stretch of what each chain's next token is drawn from, [chains, vocab], and how it is drawn."""
+    """Write a stretch of the row that each chain's next token is drawn from, [chains, vocab], and how it is drawn."""
     chain = tl.program_id(0)
     number, length = tl.load(chains + chain * CHAIN_WORDS), tl.load(chains + chain * CHAIN_WORDS + 1)
     kept = tl.cast(0, tl.int32)
@@ -329,11 +329,11 @@ def _leave(
         token_ids = start + tl.arange(0, BLOCK)
         own = tempered(logits, token_ids, vocab_size, divisor)
         logprobs = _logprobs(own, token_ids, peak, log_total, floor, last)
-        # Behind a whole chain the sampler's own scores: the draw is the one that it makes.
+        # After a whole chain the sampler's own scores, so that the draw is the sampler's.
         values = tl.where((kept == length) & (logprobs > -_INF), own, logprobs)
         tl.store(residuals + token_ids, values, mask=token_ids < end)
     if verdict == _REFUSED:
-        # What other threads have written is written over.
+        # Overwrites what other threads have written.
         tl.debug_barrier()
         first, num_claims = tl.load(tested + 4), tl.load(tested + 5)
         for start in range(0, num_claims, CLAIMS):
@@ -347,7 +347,7 @@ def _leave(
             tl.store(residuals + claimed, values, mask=(claimed >= begin) & (claimed < end))
     if tl.program_id(1) == 0:
         tl.store(num_kept + chain, tl.where(verdict == _UNSETTLED, _UNSETTLED, kept))
-        # What is left of p has had its temperature and its filters.
+        # Temperature and filters were applied to p before the residual was taken.
         rows += number * ROW_WORDS
         drawn += chain * ROW_WORDS
         tl.store(drawn_doubles + chain * (ROW_WORDS // 2), tl.cast(1.0, tl.float64))
@@ -366,15 +366,15 @@ def judge_chains(
     Args:
         logits: float32 [all rows, vocab], contiguous in a row.
         rows: int32 [rows, ROW_WORDS]: how each row of the chains is drawn from.
-        tested: int32 [rows, TESTED_WORDS]: which row of the logits it is, and what is judged there.
+        tested: int32 [rows, TESTED_WORDS]: each row's number in the logits, and what is judged there.
         claimed_ids: int32 [claims], all within the vocabulary, each once for a row.
         claimed_shares: float64 [claims]: their q.
-        chains: int32 [chains, CHAIN_WORDS]: first row of each, and number of drafted tokens, which have one row less
-            than the chain.
+        chains: int32 [chains, CHAIN_WORDS]: first row of each, and number of drafted tokens, one less than the chain's
+            rows.
 
     Returns:
-        int32 [2, chains]: how many tokens are kept, and the next token. `UNSETTLED` stands in either place where the
-        host has to judge.
+        int32 [2, chains]: how many tokens are kept, and the next token. `UNSETTLED` stands in either place if the host
+        has to judge.
     """
     vocab_size, num_chains = logits.shape[-1], len(chains)
     weighed, num_kept = rows.new_empty(len(rows), WEIGHED_WORDS), rows.new_empty(num_chains)

@@ -1,4 +1,4 @@
-"""Chains judged by kernels: one copy to the device, a few launches, one copy back."""
+"""Judges chains by kernels: one copy to the device, a few launches, one copy back."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from outrider.models.cuda.rows import CHAIN_WORDS, ROW, ROW_WORDS, TESTED, TESTE
 
 @torch.inference_mode()
 def launch(logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
-    """Launches what judges chains, and returns what waits for the result.
+    """Launches the kernels that judge chains, and returns a function that waits for the result.
 
     Args:
         logits: float32 [rows, vocab].
         chains: At least one.
 
     Returns:
-        A function that returns for each chain what `outrider.models.acceptance.judge` does; None if kernels do not
-        settle it.
+        A function that returns for each chain what `outrider.models.acceptance.judge` does, or None if the kernels do
+        not settle it.
     """
     buffer, sizes = _packed(chains, logits.shape[-1], is_pinned=logits.is_cuda)
     parts = _parts(buffer.to(logits.device, non_blocking=True), sizes)
@@ -42,14 +42,14 @@ def launch(logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[in
 
 
 def _packed(chains: Sequence[Chain], vocab_size: int, *, is_pinned: bool) -> tuple[Tensor, list[int]]:
-    """Returns what `judge_chains` reads beside the logits in one buffer of host memory, int32, and the sizes of its
+    """Returns what `judge_chains` reads besides the logits, in one int32 buffer of host memory, and the sizes of its
     parts: rows, what is tested there, shares and token ids of claims, and chains."""
     claimed = [claims(drafted, vocab_size) for chain in chains for drafted in chain.drafted]
     num_rows, num_claims = len(claimed) + len(chains), sum(len(token_ids) for token_ids, _ in claimed)
-    # Without any claim there is one that nobody reads: a kernel wants an address.
+    # If there are no claims, one is made up that is never read: a kernel needs an address.
     num_claims = max(1, num_claims)
     sizes = [num_rows * ROW_WORDS, num_rows * TESTED_WORDS, 2 * num_claims, num_claims, len(chains) * CHAIN_WORDS]
-    # Torch keeps pinned memory for whoever wants some next, but not before it was copied.
+    # Torch reuses pinned memory for later requests, but not before it was copied.
     buffer = torch.zeros(sum(map(_padded, sizes)), dtype=torch.int32, pin_memory=is_pinned)
     numbers = [part.numpy() for part in _parts(buffer, sizes)]
     indices = [(chain, index) for chain in chains for index in range(len(chain.drafted) + 1)]
@@ -81,11 +81,12 @@ def _packed(chains: Sequence[Chain], vocab_size: int, *, is_pinned: bool) -> tup
 
 
 def _parts(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Returns the parts of a buffer, whose sizes are given, as views."""
+    """Returns the parts of a buffer as views, given their sizes."""
     parts = buffer.split_with_sizes([*map(_padded, sizes)])
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
 def _padded(size: int) -> int:
-    """Returns how many words a part takes: kernels would be compiled again for one that does not begin at 16 bytes."""
+    """Returns how many words a part takes: kernels would be compiled again for a part that is not aligned to 16
+    bytes."""
     return -4 * (-size // 4)

@@ -14,7 +14,7 @@ from outrider.models.draws import Best, DrawnTokens, RowDraws
 from outrider.models.torch.draws import TorchDraws
 
 JudgeChains = Callable[[Tensor, Sequence[Chain]], Callable[[], list[list[int] | None]]]
-"""See `outrider.models.cuda.device_chains.launch`."""
+"""Signature of `outrider.models.cuda.device_chains.launch`."""
 
 
 class CudaDraws(TorchDraws):
@@ -24,7 +24,7 @@ class CudaDraws(TorchDraws):
         """
         Args:
             best_tokens: See `outrider.models.cuda.draws`.
-            judge_chains: Launches what judges chains.
+            judge_chains: Launches the kernels that judge chains.
         """
         super().__init__()
         self._best_tokens, self._judge_chains = best_tokens, judge_chains
@@ -49,8 +49,8 @@ class CudaDraws(TorchDraws):
         return self._judge_chains(logits, chains)
 
     def _launched(self, logits: Tensor, draws: RowDraws, k: int) -> Tensor:
-        """Tells the device to find the k best; returns what `best_of_rows` reads."""
-        # Where what is drawn from followed from the forward itself, it is copied now.
+        """Tells the device to find the k best tokens; returns what `best_of_rows` reads."""
+        # If the draws depended on the forward itself, their rows are copied only now.
         rows = _copied(logits, draws) if draws.on_device is None else draws.on_device
         return self._best_tokens(logits, rows, 1 if k == 1 else MAX_NUM_BEST)
 
@@ -63,7 +63,7 @@ class CudaDraws(TorchDraws):
 
 def _copied(logits: Tensor, draws: RowDraws) -> Tensor:
     num_rows, vocab_size = logits.shape
-    # Torch keeps pinned memory for whoever wants some next, but not before it was copied.
+    # Torch reuses pinned memory for later requests, but not before it was copied.
     host = torch.empty(num_rows, ROW_WORDS, dtype=torch.int32, pin_memory=logits.is_cuda)
     write_rows(host.numpy().view(ROW)[:, 0], draws.params, draws.output_indices, vocab_size)
     return host.to(logits.device, non_blocking=True)

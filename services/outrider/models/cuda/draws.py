@@ -1,11 +1,11 @@
 """Draws on the device, the bits of `outrider.models.sampling`: the best tokens of `logits / temperature + noise`.
 
-1. `_offer_splits` finds the best tokens of every stretch of a row. Rough noise says who can be among them. Only those
-   get the exact one, in float64: all of them at once where several tokens are looked for, one by one where it is one
-   token, or where too many can be among the best.
-2. `_settle` joins the stretches, and checks what filters say of the tokens that were found. Filters keep the most
-   probable tokens. So what is less probable than a refused token is refused too, and the best are looked for again
-   among the tokens that are more probable. No row is sorted.
+1. `_offer_splits` finds the best tokens of every stretch of a row. Rough noise tells which tokens can be among them.
+   Only those get exact noise, in float64: all of them at once if several tokens are looked for; one by one if it is one
+   token, or if too many can be among the best.
+2. `_settle` joins the stretches, and checks which of the found tokens the filters keep. Filters keep the most probable
+   tokens. So tokens that are less probable than a refused one are refused too, and the best are looked for again among
+   the tokens that are more probable. No row is sorted.
 
 A row that kernels do not settle has `UNSETTLED`: its best logit is no finite number, or too many tokens can win.
 """
@@ -27,24 +27,24 @@ OFFERING_SEVERAL = {"BLOCK": 512, "NUM_BLOCKS": 8, "num_warps": 4}
 """Launch of `_offer_splits` for several tokens: a program has the whole stretch in registers, and each column of
 these blocks lies in one thread."""
 SETTLING = {"BLOCK": 1024, "WIDTH": 512, "NUM_STAGES": 3, "num_warps": 8}
-"""Launch of `_settle`: tokens of a block, and of one that is counted, of which some are read ahead."""
+"""Launch of `_settle`: tokens of a block, and of a block that is counted; some of the latter are read ahead."""
 
 _INF = tl.constexpr(float("inf"))
 _UNSETTLED = tl.constexpr(UNSETTLED)
 _SLACK = tl.constexpr(2 * ROUGH_ERROR)
-# Of a score: eight units of the last place of float32, in which scores are rounded.
+# Relative to a score: eight units in the last place of float32, to which scores are rounded.
 _RELATIVE_SLACK = tl.constexpr(2.0**-20)
-# Tokens of a block that get exact noise. Mostly it is one; only where noise is lost in rounding they are many.
+# Tokens of a block that get exact noise. Mostly it is one; they are many only where noise is lost in rounding.
 _MAX_TRIES = tl.constexpr(64)
-# Groups of a stretch's tokens, by their ids: the K-th largest of their maxima is reached by about nine tokens.
+# Groups of a stretch's tokens, by their ids: about nine tokens reach the K-th largest of their maxima.
 _NUM_GROUPS = tl.constexpr(32)
 # Tokens of a stretch that get exact noise at once.
 _NUM_SLOTS = tl.constexpr(32)
-# Copies of the slots: each of four warps has its own.
+# Copies of the slots, one for each of four warps.
 _NUM_COPIES = tl.constexpr(4)
-# Each round leaves about half of the tokens, where all are as probable.
+# If all tokens are equally probable, each round leaves about half of them.
 _MAX_ROUNDS = tl.constexpr(40)
-# Of the sum of all shares: sums in float32 are off by less.
+# Relative to the sum of all shares: sums in float32 are off by less.
 _ROUGH_SHARE = tl.constexpr(1e-4)
 
 
@@ -74,7 +74,7 @@ def _offer_block(
     """Put a block's tokens that are more probable than the bound among the K best, if they belong there."""
     token_ids = start + tl.arange(0, BLOCK)
     values = tempered(logits, token_ids, vocab_size, divisor)
-    # What is no number counts as infinite.
+    # NaN counts as infinite.
     peak = tl.max(tl.where(values == values, values, _INF), 0)
     left = tries
     if peak >= bound:
@@ -109,14 +109,14 @@ def _reaching(own: tl.tensor, rough: tl.tensor, is_noisy: tl.tensor, K: tl.const
     tl.static_assert(BLOCK // _NUM_GROUPS * _NUM_GROUPS == BLOCK)
     tl.static_assert(K <= _NUM_GROUPS)
     tl.static_assert(K <= _NUM_SLOTS)
-    # Of the maxima each is a token of its own, so K tokens reach the K-th largest. Whoever beats one of these by the
+    # Each maximum is a token of its own, so K tokens reach the K-th largest. A token that beats one of these by the
     # exact scores comes within the slack of it by the rough ones. The slack is enough for products in place of
-    # quotients: both tokens' scores are off by two and a half units of the last place each, and by `ROUGH_ERROR`.
+    # quotients: both tokens' scores are off by two and a half units in the last place each, and by `ROUGH_ERROR`.
     maxima = tl.max(tl.reshape(tl.max(rough, 0), [BLOCK // _NUM_GROUPS, _NUM_GROUPS]), 0)
     num_reaching = tl.sum((maxima[:, None] <= maxima[None, :]).to(tl.int32), 1)
     bound = tl.max(tl.where(num_reaching >= K, maxima, -_INF), 0)
     slack = tl.where(is_noisy & (bound > -_INF), _SLACK + _RELATIVE_SLACK * tl.abs(bound), 0.0)
-    # Where products are infinite, as quotients need not be, the bound is no number or minus infinity: all are marked.
+    # Products may be infinite where quotients are not. The bound is then NaN or minus infinity, and all are marked.
     return (own > -_INF) & ~(rough < bound - slack)
 
 
@@ -136,18 +136,19 @@ def _offer_at_once(
     BLOCK: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Store the K best tokens of a stretch, unless too many can be among them. Return whether, and the peak."""
+    """Store the K best tokens of a stretch, unless too many can be among them. Return whether they were stored, and the
+    peak."""
     token_ids = start + tl.arange(0, NUM_BLOCKS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    # Without the hint a thread loads four neighbours at once, but stores to slots are of one: then pointers of a whole
-    # tile move from thread to thread.
+    # Without the hint a thread loads four neighbours at once but stores to slots one by one, and the pointers of a
+    # whole tile move from thread to thread.
     own = tl.load(tl.multiple_of(logits + token_ids, [1, 1]), mask=token_ids < vocab_size, other=-_INF)
-    # What is no number counts as infinite. No order is changed by the division.
+    # NaN counts as infinite. The division changes no order.
     peak = tl.div_rn(tl.max(tl.max(tl.where(own == own, own, _INF), 0), 0), divisor)
     noise = tl.where(is_noisy, rough_gumbel_of_words(hashed(token_ids, first_key, second_key)), 0.0)
-    # A product is quicker than a division to the last bit, which only slots need. The reciprocal is finite: no
+    # A product is quicker than a correctly rounded division, which only slots need. The reciprocal is finite: no
     # temperature is below 1e-30 (`SamplingParams`).
     is_open = _reaching(own, own * tl.div_rn(1.0, divisor) + noise, is_noisy, K, BLOCK).to(tl.int32)
-    # Every open token gets a slot, column after column, by way of memory: threads read what others write.
+    # Every open token gets a slot, column after column, through memory: threads read what others write.
     of_columns = tl.sum(is_open, 0)
     places = (tl.cumsum(of_columns, 0) - of_columns)[None, :] + tl.cumsum(is_open, 0) - 1
     num_open = tl.sum(of_columns, 0)
@@ -158,7 +159,7 @@ def _offer_at_once(
         # Each warp has a copy. Without the maxima over copies each thread would compute the noise of eight slots, in
         # the layout in which they are compared.
         lanes = tl.zeros([_NUM_COPIES, 1], tl.int32) + tl.arange(0, _NUM_SLOTS)[None, :]
-        # Slots that are free have ids of their own, beyond the vocabulary, and minus infinity.
+        # Free slots have ids of their own, beyond the vocabulary, and minus infinity.
         ids = tl.load(slots + lanes, mask=lanes < num_open, other=0)
         ids = tl.where(lanes < num_open, ids, vocab_size + lanes)
         scores = tempered(logits, ids, vocab_size, divisor)
@@ -189,7 +190,7 @@ def _offer_one_by_one(
 ) -> tl.tensor:
     """Store the K best tokens of a stretch, block by block. Return the peak, infinite if too many tokens can win."""
     lanes = tl.arange(0, K)
-    # Places that are free have ids of their own, beyond the vocabulary.
+    # Free places have ids of their own, beyond the vocabulary.
     scores, ids = tl.full([K], -_INF, tl.float32), vocab_size + lanes
     tries, peak = _MAX_TRIES, -_INF
     for start in range(first, tl.minimum(first + NUM_BLOCKS * BLOCK, vocab_size), BLOCK):
@@ -290,7 +291,7 @@ def _sum_of_best(
     NUM_STAGES: tl.constexpr,
 ) -> tl.tensor:
     """Sum the shares of the `top_k` most probable tokens in float64, by halving the values that the last may have."""
-    # From minus infinity, which all tokens reach, to the one behind infinity.
+    # From minus infinity, which all tokens reach, to the value after infinity.
     low, high = tl.cast(-0x7F800001, tl.int64), tl.cast(0x7F800001, tl.int64)
     count = vocab_size
     while (high - low > 1) & (count != top_k):
@@ -331,12 +332,12 @@ def _kept(
     WIDTH: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Mark those of K tokens that the filters keep. `_sum_of_best` is asked once: until then its result is below 0."""
+    """Mark those of K tokens that the filters keep. `_sum_of_best` is called once: until then its result is below 0."""
     counts, sums, total = _standing(logits, vocab_size, divisor, peak, values, ids, K, WIDTH, NUM_STAGES, False)
     is_kept = (counts < top_k) & (values >= floor)
     is_cut = top_k < vocab_size
     if top_p < 1:
-        # All of the best have at least what a token and those before it have.
+        # The shares of the best tokens sum to at least those of a token and the tokens before it.
         needed = top_p * tl.where(is_cut, sums + tl.exp((values - peak).to(tl.float64)), total)
         unsure = sums >= needed - _ROUGH_SHARE * total
         unsure &= sums <= tl.where(is_cut, _INF, needed + _ROUGH_SHARE * total)
@@ -377,7 +378,7 @@ def _joined(
     return scores, ids
 
 
-# Where scores lie depends on the number of rows: the kernel is not to be compiled again for that.
+# The address of the scores depends on the number of rows, and the kernel must not be compiled again for that.
 @triton.jit(do_not_specialize_on_alignment=("ids_out", "scores_out"))
 def _settle(
     logits: tl.tensor,
@@ -422,7 +423,7 @@ def _settle(
     rounds = _MAX_ROUNDS
     while is_open & (rounds > 0):
         rounds -= 1
-        # Of a free place minus infinity.
+        # Minus infinity for a free place.
         values = tempered(logits, ids, vocab_size, divisor)
         is_kept, total_of_best = _kept(
             logits, vocab_size, divisor, peak, top_k, top_p, peak + log_min_p, values, ids, total_of_best,
@@ -431,7 +432,7 @@ def _settle(
         is_refused = (ids < vocab_size) & ~is_kept
         is_open = tl.max(is_refused.to(tl.int32), 0) > 0
         if is_open:
-            # The most probable that is refused: whatever is kept comes before it.
+            # The most probable refused token: every token that is kept comes before it.
             bound = tl.max(tl.where(is_refused, values, -_INF), 0)
             bound_id = tl.min(tl.where(is_refused & (values == bound), ids, 0x7FFFFFFF), 0)
             scores, ids = tl.full([K], -_INF, tl.float32), vocab_size + lanes
@@ -470,7 +471,7 @@ def best_tokens(logits: Tensor, rows: Tensor, k: int) -> Tensor:
     num_splits = triton.cdiv(vocab_size, offering["BLOCK"] * offering["NUM_BLOCKS"])
     split_scores, peaks = logits.new_empty(num_rows, num_splits, k), logits.new_empty(num_rows, num_splits)
     split_ids, found = rows.new_empty(num_rows, num_splits, k), rows.new_empty(2, num_rows, k)
-    # For one token nothing is written there.
+    # If k is 1, nothing is written there.
     slots = split_ids if k == 1 else rows.new_empty(num_rows, num_splits, _NUM_SLOTS.value)
     common = logits, logits.stride(0), vocab_size, rows, rows.view(torch.float32)
     _offer_splits[num_rows, num_splits](

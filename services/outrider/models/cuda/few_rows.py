@@ -1,12 +1,12 @@
-"""Products of few rows, each as one kernel with what stands before and behind it: a norm, a gate, a sum.
+"""Products of few rows, each fused into one kernel with the steps before and after it: a norm, a gate, a sum.
 
-At a few rows a layer of a small model takes as long as its kernels take to begin and to end, not as its weights take to
-be read: fewer kernels are faster. Sums here go by other tiles than a library's, so these kernels are for models whose
+At a few rows the time of a small model's layer is that of starting and ending its kernels, not that of reading its
+weights: fewer kernels are faster. Sums here go by other tiles than a library's, so these kernels are for models whose
 rows need not be exact, as a draft model's need not.
 
 Where the stream is written, it is also written times the weights of the norm that comes next, and its squares are added
-up: a program does that for its columns. The factor of the norm is the same for all columns of a row, so who multiplies
-the normed stream applies it to the row's sums, from the squares of all programs.
+up: a program does that for its columns. The factor of the norm is the same for all columns of a row, so the kernel that
+multiplies the normed stream applies it to the row's sums, from the squares of all programs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from outrider.models.cuda.overlap import launch_options, overlaps
 
 MANY_OUTPUTS = 4096
-"""Outputs from which on a program computes 32 of them, not 16: there are enough of them for all processors."""
+"""From this many outputs on, a program computes 32 of them, not 16: there are enough for all processors."""
 GROUPS = 4
-"""Parts of a sum, and warps of a program: each of them adds up its own, as one would wait for each of its products."""
+"""Parts of a sum, and warps of a program. Each warp adds up its own part; a single warp would wait for each of its
+products."""
 MAX_INPUTS = 64
 """Most inputs that a warp multiplies at a time."""
 MAX_AHEAD = 5
-"""Most tiles that are under way at a time."""
+"""Most tiles that are in flight at a time."""
 MAX_SHARED = 99 * 1024
 """Bytes of shared memory that a program of a smaller GPU may have."""
 
@@ -56,7 +57,7 @@ def norm_gate(
         scaled: [rows, in]; see `norm_multiply`, as for the next two.
         squares: float32 [at least parts * rows].
         epsilon: That of the norm.
-        weight: [2 * out, in]: gates, and behind them what is gated.
+        weight: [2 * out, in]: gates, and then the values that are gated.
         bias: [2 * out].
         out: [rows, out], written.
     """
@@ -83,9 +84,9 @@ def multiply_add(
         hidden: [rows, out], written: the stream.
         norm: [out]: weights of the norm that comes next.
         scaled: [rows, out], written: `hidden * norm`.
-        squares: float32 [at least parts * rows], written: sums of squares of `hidden`, of each part of its columns.
-        is_early: Begins while the kernel before it ends, where a GPU can (`outrider.models.cuda.overlap`). That is
-            faster behind attention, and slower behind another product.
+        squares: float32 [at least parts * rows], written: sums of squares of `hidden`, for each part of its columns.
+        is_early: True if the kernel begins while the one before it ends, on a GPU that can
+            (`outrider.models.cuda.overlap`). That is faster after attention, and slower after another product.
     """
     _launch(x, weight, bias, hidden, squares, norm=norm, scaled=scaled, is_early=is_early)
 
@@ -110,7 +111,7 @@ def _launch(
     few_rows_kernel[(num_outputs // block,)](
         x,
         weight,
-        # What there is none of is not read.
+        # Absent inputs are never read.
         weight if bias is None else bias,
         out,
         weight if norm is None else norm,
@@ -147,7 +148,7 @@ def inputs_of(num_inputs: int) -> int:
 
 
 def stages_of(num_bytes: int) -> int:
-    """Returns the stages of a loop over tiles of so many bytes: the compiler keeps a tile fewer under way."""
+    """Returns the stages of a loop over tiles of so many bytes: the compiler keeps one tile fewer in flight."""
     return 1 + max(1, min(MAX_AHEAD, MAX_SHARED // num_bytes))
 
 
@@ -185,9 +186,9 @@ def few_rows_kernel(
     places = out + rows[:, None] * NUM_OUTPUTS + outputs
     if TAKES_PART:
         gdc_wait()
-    # What is used at the end is on its way meanwhile.
+    # Inputs that are used at the end are loaded meanwhile.
     if ADDS:
-        # Nobody else reads or writes these columns of the stream.
+        # No other program reads or writes these columns of the stream.
         stream, norm_weight = tl.load(places), tl.load(norm + outputs)
     else:
         parts = tl.arange(0, PARTS)[:, None]
@@ -216,7 +217,7 @@ def few_rows_kernel(
     kept = found.to(out.dtype.element_ty)
     tl.store(places, kept)
     if ADDS:
-        # Of the stream as it is kept.
+        # Computed from the stream as it is stored.
         wide = kept.to(tl.float32)
         tl.store(squares + tl.program_id(0) * NUM_ROWS + rows, tl.sum(wide * wide, 1))
         its_scaled = wide * norm_weight.to(tl.float32)

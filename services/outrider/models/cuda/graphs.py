@@ -1,4 +1,4 @@
-"""Forwards on a GPU: of a few fixed shapes, each captured once as a graph and replayed for any mix of sessions."""
+"""Forwards on a GPU, in a few fixed shapes. Each is captured once as a graph and replayed for any mix of sessions."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ from outrider.models.torch.products import Product
 log = structlog.get_logger(__name__)
 
 BUCKETS = (16, 32, 64, 128, 256, 512, 2048)
-"""Rows of forwards that need not be exact: the smallest that fits is taken."""
+"""Rows of forwards that need not be exact: the smallest bucket that fits is taken."""
 INVARIANT_BUCKETS = (16, 32, 64, 128, 256, 512)
 """Rows of forwards whose products are batch-invariant (`outrider.models.cuda.invariant`)."""
 EXACT_ROWS = 128
-"""Rows of every forward whose rows are exact though a library computes its products. So it sees one shape, and
+"""Rows of every forward if rows are exact and a library computes the products. The library then sees one shape, and
 computes each row alike."""
 
 Results = tuple[Tensor, ...]
 """Tensors that a graph writes."""
 Body = Callable[[Inputs, int | None], Tensor]
-"""Computes the normed hidden states of all rows, by the first layers or, with None, by all."""
+"""Computes the normed hidden states of all rows, with the given number of first layers; None means all."""
 Replay = Callable[[], Results]
-"""Computes again what was captured, to the same tensors."""
+"""Computes again what was captured, into the same tensors."""
 Capture = Callable[[Replay], Replay]
-"""Makes of a function one that does the same again, to the same tensors."""
+"""Turns a function into one that does the same again, into the same tensors."""
 MAX_DIFFERENCE = 0.05
-"""Most that results of fused products may differ from those of a library's, as a share of their length. Behind 28
-layers of random weights two orders of sums in bfloat16 differ by .02, and a product that is a tenth too large makes
-.08."""
+"""Most that results of fused products may differ from those of a library's, as a share of their length. After 28 layers
+of random weights two orders of sums in bfloat16 differ by .02; a product that is a tenth too large makes .08."""
 
 
 class Forwards:
@@ -82,7 +81,7 @@ class Forwards:
         steps.use(pool, self.shapes[-1].rows, pool.shape.num_heads * queries_per_key)
         pool.defers_moves = True
         self._replays: dict[Shape, tuple[Replay, Replay]] = {}
-        """Graphs of the body and of the head: pieces of prompts have no use for the second."""
+        """Graphs of the body and of the head: pieces of prompts do not need the second."""
         if capture is not None:
             with self.on_device():
                 self._capture_all(capture)
@@ -98,13 +97,14 @@ class Forwards:
         return bool(self._replays)
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Launches go to the thread's current device, which is the first one where nobody has said."""
+        """Makes the model's device the thread's current one, which launches go to. By default that is the first
+        device."""
         device = self.pool.data.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _capture_all(self, capture: Capture) -> None:
         started = time.perf_counter()
-        # The largest first: the others use its memory.
+        # The largest first: the others reuse its memory.
         for number, shape in enumerate(reversed(self.shapes), 1):
             self.packer.begin(shape)
             self.packer.finish([])
@@ -127,11 +127,12 @@ class Forwards:
             return (found[-1],)
 
         replay = capture(body)
-        # The head's graph reads what the last run of the body's capture wrote to.
+        # The head's graph reads the tensors that the last run of the body's capture wrote.
         return replay, capture(lambda: (self._logits(self.inputs[shape], found[-1]),))
 
     def _try_fused(self, shape: Shape) -> None:
-        """Fuses products from here on, unless they fail, or a short text has other results than with a library's."""
+        """Fuses products from here on, unless they fail, or a short text's results differ from those of a library's
+        products."""
         cache = self.pool.new_cache()
         num_rows = min(shape.rows, self._max_context_len)
         cache.reserve(num_rows)
@@ -148,13 +149,13 @@ class Forwards:
         try:
             found = self._moved_and_hidden(shape, None)[:num_rows].float()
             difference = float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
-            self.steps.is_fused = difference <= MAX_DIFFERENCE  # False of what is no number
+            self.steps.is_fused = difference <= MAX_DIFFERENCE  # False for NaN
             reason = f"results of a row differ by {difference:.0%}"
-        except Exception as error:  # whatever a compiler or a driver has to say: there is another way
+        except Exception as error:  # any error of a compiler or a driver: there is another way
             self.steps.is_fused = False
             reason = (str(error) or repr(error)).splitlines()[0]
             if expected.is_cuda:
-                # A fault of the device is raised again here: it computes nothing from then on.
+                # A fault of the device is raised again here: a faulty device computes nothing more.
                 torch.cuda.synchronize(expected.device)
         finally:
             cache.clear()
@@ -163,27 +164,28 @@ class Forwards:
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """Runs a forward of the largest shape without a row: what it takes of the device's memory is taken then."""
+        """Runs a forward of the largest shape without a row, so that the memory that it needs on the device is
+        allocated."""
         with self.on_device():
             self.packer.begin(self.shapes[-1])
             self.packer.finish([])
             self._logits(self.inputs[self.shapes[-1]], self._moved_and_hidden(self.shapes[-1], None))
 
     def _moved_and_hidden(self, shape: Shape, num_layers: int | None) -> Tensor:
-        """Moves what caches keep; computes the normed hidden states of all rows: [rows, hidden]."""
+        """Moves the rows that caches keep, and computes the normed hidden states of all rows: [rows, hidden]."""
         inputs = self.inputs[shape]
         self.steps.move(inputs)
         return self._body(inputs, num_layers)
 
     def compute(self, inputs: Inputs) -> Tensor:
-        """Computes what a forward's graphs do, but for the moves: logits of the wanted rows, float32 [wanted,
+        """Computes what a forward's graphs do, without the moves: logits of the wanted rows, float32 [wanted,
         vocab_size]."""
         return self._logits(inputs, self._body(inputs, None))
 
     def _logits(self, inputs: Inputs, hidden: Tensor, first: int = 0) -> Tensor:
         """Computes the logits of as many wanted rows as one product has, from the `first` one on: float32 [wanted,
         vocab_size]."""
-        # In exact mode libraries see one shape here, too.
+        # In exact mode, libraries see one shape here too.
         return self._head(hidden.index_select(0, inputs.wanted[first : first + inputs.shape.wanted])).float()
 
     def forward(
@@ -194,7 +196,7 @@ class Forwards:
         drawn: Tensor | None = None,
     ) -> Tensor | None:
         """Appends the rows of every segment to its cache, and returns the wanted logits, None if there are none; see
-        `Runner.forward`. A forward that has no room for all rows leaves some to others behind it."""
+        `Runner.forward`. Rows that do not fit into one forward run in later ones."""
         check_segments(segments)
         for segment in segments:
             segment.cache.reserve(segment.cache.length + len(segment.token_ids))
@@ -211,7 +213,7 @@ class Forwards:
                 number, first, wanted = self._lay_out(shape, segments, positions, number, first)
                 left -= self.packer.num_rows
                 if draws is not None and not left:
-                    # With the last one, because each writes over what another has brought.
+                    # With the last forward, because each overwrites what an earlier one has brought.
                     self._add_draws(draws)
                 logits += self._run(shape, wanted, num_layers, drawn)
         for segment, position_ids in zip(segments, positions, strict=True):
@@ -221,7 +223,7 @@ class Forwards:
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def begin(self, shape: Shape) -> None:
-        """Begins to lay out a forward, which moves first what caches keep."""
+        """Begins to lay out a forward. It first moves the rows that caches keep."""
         moves = self.pool.moves
         if len(moves) > MAX_SPANS or sum(len(old) for old, _ in moves.values()) > MAX_PAIRS:
             self.pool.move_now()
@@ -247,7 +249,7 @@ class Forwards:
             last = min(num_rows, first + shape.rows - packer.num_rows)
             start = packer.num_rows
             while last > first and not packer.add(segment, positions[number], first, last):
-                # Alone it may be cut to pieces of few rows, as those of long contexts are.
+                # Alone it may be cut into pieces of few rows, as segments of long contexts are.
                 last = first + (last - first) // 2 if start == 0 else first
             wanted += range(start + max(0, num_rows - segment.num_logits - first), start + last - first)
             first = last
@@ -257,7 +259,7 @@ class Forwards:
         return number, first, wanted
 
     def _add_draws(self, draws: RowDraws) -> None:
-        """Adds how rows are drawn from to what was laid out, if there is room for it."""
+        """Adds how rows are drawn from to the laid-out forward, if there is room for it."""
         count = len(draws.params)
         if 0 < count <= MAX_DRAWS:
             rows = self.packer.take_front(count * ROW_WORDS).view(ROW)
@@ -276,7 +278,7 @@ class Forwards:
         if not wanted:
             return []
         logits = self._logits(self.inputs[shape], hidden) if replays is None else replays[1]()[0]
-        # A copy: the next forward writes its own there.
+        # A copy: the next forward writes its own logits there.
         found = [logits[: len(wanted)].clone()]
         for first in range(shape.wanted, len(wanted), shape.wanted):
             found.append(self._logits(self.inputs[shape], hidden, first)[: len(wanted) - first])
@@ -284,7 +286,7 @@ class Forwards:
 
 
 def warn_not_captured(error: RuntimeError, **sizes: int) -> None:
-    """Says in one line that there are no graphs, and what that means."""
+    """Warns in one line that there are no graphs, and what that means."""
     reason = (str(error) or repr(error)).splitlines()[0]
     log.warning(
         "graphs.not_captured",
@@ -295,16 +297,16 @@ def warn_not_captured(error: RuntimeError, **sizes: int) -> None:
 
 
 def capture_cuda(device: torch.device) -> Capture:
-    """Returns what captures CUDA graphs that share one pool of memory, for models of which each has its own.
+    """Returns a function that captures CUDA graphs in one pool of memory. Each model has its own.
 
-    And its own stream: libraries keep memory for partial sums, one for each stream that they were captured on. Graphs
-    of two models that had it in common would write over each other's sums where they run at the same time.
+    Each model has its own stream, too: libraries keep memory for partial sums, one for each stream that they were
+    captured on. Graphs of two models that shared it would overwrite each other's sums when they run at the same time.
     """
     memory = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(compute: Replay) -> Replay:
-        # Once outside a graph: kernels are compiled, and libraries take their memory.
+        # Once outside a graph, so that kernels are compiled, and libraries take their memory.
         compute()
         torch.cuda.synchronize()
         gc.collect()

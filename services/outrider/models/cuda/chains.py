@@ -125,7 +125,7 @@ def _last_kept(
 
     Returns its value, the last token of that value that is kept, and how many tokens of that value are kept.
     """
-    # If `high` is the least value that is kept, few enough tokens come before it; if it is `low`, too many do.
+    # As the least value that is kept, `high` satisfies this, and `low` does not.
     low, high = tl.cast(_BELOW_ALL, tl.int64), _order_of(peak)
     # Above the values that `low` and `high` stand for.
     count_low, count_high = vocab_size, tl.cast(0, tl.int32)

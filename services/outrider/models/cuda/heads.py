@@ -1,4 +1,4 @@
-"""The way of queries, keys and values from their product into attention and into the pool."""
+"""Brings queries, keys and values from their product into attention and into the pool."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def store_heads(
     """Norms and turns queries and keys, and puts keys and values into the pool.
 
     Args:
-        heads: [rows, (query heads + 2 * key-value heads) * head_dim]: queries, keys, values; of queries and keys
-            dimensions 2i and 2i + 1 are turned together.
+        heads: [rows, (query heads + 2 * key-value heads) * head_dim]: queries, keys, values; dimensions 2i and 2i + 1
+            of queries and keys are turned together.
         turns: float32 [positions, head_dim / 2, 2]: cosines and sines.
         positions: int32 [rows].
         places: int32 [rows]: where in the pool the keys and values of each row go.
         norms: [query heads + key-value heads, head_dim]: weights of the norms, in the order of `heads`' dimensions;
-            None if the model has none.
+            None if the model has no such norms.
         epsilon: That of the norms.
         queries: [rows, query heads, head_dim], written. They are not scaled.
         layer_data: [2, key-value heads, slots, head_dim], written: a layer's keys and values in the pool.
@@ -93,7 +93,7 @@ def store_heads_kernel(
     inside = number < NUM_QUERIES + 2 * NUM_KEYS
     width: tl.constexpr = (NUM_QUERIES + 2 * NUM_KEYS) * HEAD_DIM
     offsets = row.to(tl.int64) * width + number[:, None] * HEAD_DIM + dims
-    # Nobody writes these meanwhile.
+    # No kernel writes these meanwhile.
     turn = tl.load(turns + tl.load(positions + row) * HEAD_DIM + dims)
     place = tl.load(places + row).to(tl.int64) * HEAD_DIM
     if HAS_NORMS:

@@ -1,4 +1,4 @@
-"""The inputs of a forward on a GPU: one buffer of whole numbers that one copy fills, and how rows are laid out in it.
+"""The inputs of a forward on a GPU: one buffer of whole numbers that one copy fills, and the layout of rows in it.
 
 A forward reads nothing else that changes from call to call, so a graph that was captured once serves any mix of chains,
 trees and prompts: their number and length are data.
@@ -24,37 +24,37 @@ from outrider.models.packing import Segment
 
 TILES = (16, 64)
 """Lanes of a tile: rows times the query heads of a key-value head. Sixteen are the fewest that a GPU multiplies at a
-time. A decoding session has a row or a few: more lanes would be computed for nobody, and their registers would keep
-other programs out."""
+time. A decoding session has a row or a few: more lanes would be wasted, and their registers would keep other programs
+out."""
 SPLIT = 256
 """Positions of a split."""
 MAX_WANTED = 256
-"""Most rows of a forward of whose logits the graph makes room. What is wanted beyond is computed behind it."""
+"""Most rows of a forward whose logits the graph has room for. Further wanted rows are computed after it."""
 MAX_ITEMS = 2048
 """Most items of work of a forward whose splits are shared among programs: half a million positions, each counted once
 for every tile that sees it."""
 MAX_SPLIT_ROWS = 1 << 14
 """Most rows of all these items, whose results go through memory: with 32 query heads of 128 that is a quarter of a GiB.
-Longer splits would need less, and add up in another order, so that a row had other bits."""
+Longer splits would need less, but add up in another order, and a row would have other bits."""
 MANY_TILES = 64
-"""Tiles from which on one program computes all splits of a tile: there are enough of them for all programs."""
+"""From this many tiles on, one program computes all splits of a tile: there are enough tiles for all programs."""
 MAX_PAIRS = 1024
-"""Most rows that a forward moves first."""
+"""Most rows that a forward moves before all else."""
 MAX_SPANS = 256
-"""Most sessions whose rows a forward moves first."""
+"""Most sessions whose rows a forward moves before all else."""
 MAX_DRAWS = 256
-"""Most rows that a forward brings to the device how they are drawn from."""
+"""Most rows for which a forward tells the device how they are drawn from."""
 LOOP_LENS = (4, 8, 12)
 """Steps of a loop (`outrider.models.cuda.loop`), ascending. Each number has graphs of its own. The last one is the
-default of the longest chain of a round."""
+default for the longest chain of a round."""
 MAX_LOOP_ROWS = 128
 """Most rows of a loop's forwards."""
 Ints = npt.NDArray[np.int32]
 
 
 def loop_lens(num_steps: int) -> list[int]:
-    """Returns how many steps a loop may have where so many are wanted: fewer, or not many more; ascending."""
-    # A quarter of the steps in vain is less than what single steps behind a shorter loop cost the host.
+    """Returns how many steps a loop may have if `num_steps` are wanted: fewer, or not many more; ascending."""
+    # A quarter of the steps wasted costs less than what single steps after a shorter loop cost the host.
     return [each for each in LOOP_LENS if 3 * each <= 4 * num_steps]
 
 
@@ -71,7 +71,7 @@ class Shape:
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the parts of the buffer in their order, without the places at its end."""
+        """Returns the shapes of the buffer's parts in their order, without the places at its end."""
         return {
             "num_work": (1,),
             "num_moved": (1,),
@@ -84,9 +84,9 @@ class Shape:
             "wanted": (-(-self.rows // self.wanted) * self.wanted,),
             "spans": (MAX_SPANS, 2),
             "moves": (MAX_PAIRS, 2),
-            # Where the splits of tiles are not shared, there are as many items as tiles.
+            # If the splits of tiles are not shared, there are as many items as tiles.
             "work": (max(self.rows, MAX_ITEMS), 2),
-            # What lies behind it begins where kernels read words of 16 bytes.
+            # The next part is aligned, because kernels read words of 16 bytes there.
             "unused": (2,),
         }
 
@@ -96,8 +96,8 @@ class Shape:
         return _num_fixed(self)
 
     def num_loop(self, length: int) -> int:
-        """Returns the numbers that a loop of so many steps has in front of the inputs of its first step: how the rows
-        of all steps are drawn from, and the inputs of the others."""
+        """Returns how many numbers a loop of `length` steps has in front of its first step's inputs: how the rows of
+        all steps are drawn from, and the inputs of the other steps."""
         return length * self.rows * ROW_WORDS + (length - 1) * self.num_fixed
 
 
@@ -107,7 +107,7 @@ def _num_fixed(shape: Shape) -> int:
 
 
 def tile_of(queries_per_key: int) -> int:
-    """Returns the lanes of a model's tiles: always the same, since rows get their bits there."""
+    """Returns the lanes of a model's tiles: always the same, because the bits of rows depend on it."""
     return next(lanes for lanes in TILES if lanes >= queries_per_key)
 
 
@@ -117,7 +117,7 @@ class Inputs:
     def __init__(self, buffer: Tensor, shape: Shape, tables: Tensor | None = None) -> None:
         """
         Args:
-            buffer: int32 [numbers]: that of all shapes, one at a time.
+            buffer: int32 [numbers]: the buffer of all shapes, which use it one at a time.
             shape: That of the forwards.
             tables: int32 [numbers]: where tables and tails lie. None means in the buffer.
         """
@@ -129,9 +129,9 @@ class Inputs:
         self.num_work, self.num_moved = views["num_work"], views["num_moved"]
         """[1] each: items of `work`, and sessions in `spans`."""
         self.token_ids, self.positions = views["token_ids"], views["positions"]
-        """[rows] each. Those of rows that are nobody's are 0."""
+        """[rows] each; 0 for padding rows."""
         self.places = views["places"]
-        """[rows]: where in the pool the keys and values of each row go; those of nobody's into scratch slots."""
+        """[rows]: where in the pool the keys and values of each row go; those of padding rows go to scratch slots."""
         self.row_list = views["row_list"]
         """[rows]: rows by path, and by position within a path."""
         self.tiles = views["tiles"]
@@ -141,19 +141,19 @@ class Inputs:
         self.wanted = views["wanted"]
         """[at least rows]: rows whose logits are computed, `Shape.wanted` at a time, filled up with row 0."""
         self.spans, self.moves = views["spans"], views["moves"]
-        """[sessions, 2], first pair and the one behind the last; and [pairs, 2], from which place to which."""
+        """[sessions, 2]: first pair, and the end of the pairs; and [pairs, 2]: source and target place."""
         self.work = views["work"]
-        """[items, 2]: tile and split, where -1 stands for all of a tile's."""
-        # Where a table or a tail begins is a number of a tile, counted from the beginning of the buffer.
+        """[items, 2]: tile and split; -1 stands for all splits of a tile."""
+        # A tile says where its table and its tail begin, counted from the beginning of the buffer.
         self.tables = self.tails = buffer if tables is None else tables
-        """[numbers]: tables of sessions and places behind the roots of paths, somewhere in the buffer."""
+        """[numbers]: tables of sessions and places from the roots of paths on, somewhere in the buffer."""
 
 
 class Path(NamedTuple):
-    """Holds rows of one path in a forward, and the places of what they see behind its root."""
+    """Holds rows of one path in a forward, and the places of what they see from its root on."""
 
     rows: Sequence[int]
-    """Rows of the segment, ascending by position: those that no earlier path has."""
+    """Rows of the segment that no earlier path has, ascending by position."""
     slots: npt.NDArray[np.int64]
     """Slots by position, from the root's on, up to that of the last row."""
 
@@ -166,17 +166,17 @@ def tree_paths(
     Args:
         visible: bool [rows, slots]: what each row sees.
         positions: Those of the rows.
-        trunk: Slots in front that hold their own positions.
+        trunk: First slots, which hold their own positions.
         own: Slot of the first row.
 
     Returns:
-        Slots that all rows see without a gap: they hold their own positions. And the paths.
+        The number of first slots that all rows see without a gap, which hold their own positions; and the paths.
 
     Raises:
         ValueError: A row does not see exactly one slot for every position before its own.
     """
     num_rows, root = len(visible), trunk
-    # Mostly all of it is seen. Then the rest is a few slots: one look at the long part of the rows is enough.
+    # Mostly all of the trunk is seen. Then the rest is a few slots: one look at the long part of the rows is enough.
     if not visible[:, :root].all():
         root = int(np.where(visible.all(1), visible.shape[1], visible.argmin(1)).min())
     lines, columns = visible[:, root:].nonzero()
@@ -188,7 +188,8 @@ def tree_paths(
     starts = [0, *stops[:-1]]
     parents = []
     for stop, count in zip(stops, counts, strict=True):
-        # The slot before its own. A row that sees nothing behind the root stands right before it, and comes first.
+        # The slot before its own. A row that sees nothing after the root comes right after it, and is first in its
+        # path.
         parent = seen[stop - 2] if count > 1 else -1
         parents.append(parent + root - own if count else -1)
     slots = columns + root
@@ -210,7 +211,8 @@ def tree_paths(
 
 
 def parts_of(array: Ints, shape: Shape) -> dict[str, Ints]:
-    """Returns the parts of a forward's buffer in host memory, as views. Dimensions in front, of several, stay."""
+    """Returns the parts of a forward's buffer in host memory, as views. Leading dimensions, of several forwards,
+    stay."""
     parts, start = {}, 0
     for name, size in shape.sizes.items():
         stop = start + int(np.prod(size))
@@ -220,7 +222,7 @@ def parts_of(array: Ints, shape: Shape) -> dict[str, Ints]:
 
 
 def share_work(parts: dict[str, Ints], num_tiles: int) -> None:
-    """Makes the items of work of a forward's first tiles."""
+    """Writes the items of work of a forward's first tiles."""
     tiles = parts["tiles"][:num_tiles]
     splits = -(-tiles[:, 5] // SPLIT)
     results = splits * tiles[:, 1]
@@ -239,10 +241,10 @@ def share_work(parts: dict[str, Ints], num_tiles: int) -> None:
 
 
 def share_work_of_steps(parts: dict[str, Ints], num_tiles: int) -> None:
-    """Makes the items of work of several forwards, each behind the one before, whose tiles have the same rows: their
-    parts have the forwards in front of their own dimensions."""
+    """Writes the items of work of several forwards that follow each other and whose tiles have the same rows. The first
+    dimension of all parts is that of the forwards."""
     splits = -(-parts["tiles"][:, :num_tiles, 5] // SPLIT)
-    # Few of them have other splits than the one before, from which the others are copied.
+    # Most forwards have the same splits as the one before, which they are copied from.
     firsts = [0, *(np.flatnonzero((splits[1:] != splits[:-1]).any(1)) + 1).tolist()]
     for first, stop in zip(firsts, [*firsts[1:], len(splits)], strict=True):
         share_work({name: part[first] for name, part in parts.items()}, num_tiles)
@@ -254,21 +256,22 @@ def share_work_of_steps(parts: dict[str, Ints], num_tiles: int) -> None:
 class Packer:
     """Lays out the rows of one forward after the other in host memory, and copies them to the device in one go.
 
-    Two buffers take turns: one is filled while the other may still be on its way. In front of the inputs there is room
-    for what else a round needs on the device, and is known before its forward runs: it goes there in the same copy.
+    Two buffers take turns: one is filled while the other may still be on its way. The room in front of the inputs is
+    for other data that a round needs on the device and that is known before its forward runs: it goes there in the same
+    copy.
     """
 
     def __init__(self, pool: KVPool, queries_per_key: int, shapes: Sequence[Shape], max_context_len: int) -> None:
         """
         Args:
-            pool: Keys and values, with scratch slots behind those that sessions have.
+            pool: Keys and values, with scratch slots behind those of sessions.
             queries_per_key: Query heads that share a key-value head.
             shapes: Those of the forwards.
             max_context_len: Most slots of a chain.
         """
         self._pool = pool
         self._rows_per_tile = tile_of(queries_per_key) // queries_per_key
-        # One session of any length fits, its table and all of it behind a root; and so do many short ones.
+        # One session of any length fits, with its table and all of its slots after a root; and so do many short ones.
         num_numbers = max(shape.num_fixed for shape in shapes) + max(1 << 16, 3 * max_context_len)
         loops = [shape.num_loop(max(LOOP_LENS)) for shape in shapes if shape.rows <= MAX_LOOP_ROWS]
         self._num_front = max([MAX_DRAWS * ROW_WORDS, *loops])
@@ -276,7 +279,7 @@ class Packer:
         is_pinned = device.type == "cuda"
         self._device = torch.zeros(self._num_front + num_numbers, dtype=torch.int32, device=device)
         self.buffer = self._device[self._num_front :]
-        """int32 [numbers]: the device's, always at the same address."""
+        """int32 [numbers]: the device's buffer, always at the same address."""
         self._hosts = [torch.zeros(len(self._device), dtype=torch.int32, pin_memory=is_pinned) for _ in range(2)]
         self._host_arrays: list[Ints] = [host.numpy() for host in self._hosts]
         self._copied: list[Callable[[], object]] = [lambda: None] * 2
@@ -298,7 +301,7 @@ class Packer:
         self.num_rows = 0
         """Rows that were added."""
         self._end = shape.num_fixed
-        # Those of all segments, which `finish` writes at once: most segments have a single row.
+        # Values of all segments, which `finish` writes at once: most segments have a single row.
         self._token_ids: list[int] = []
         self._positions: list[int] = []
         self._places: list[int] = []
@@ -306,7 +309,7 @@ class Packer:
         self._tiles: list[tuple[int, int, int, int, int, int]] = []
         self._numbers: list[int] = []
         self.tables: list[int] = []
-        """Numbers of the buffer at which tables begin, one for each segment, or piece of one, that was added."""
+        """Indices into the buffer at which tables begin, one for each segment, or piece of one, that was added."""
         for name in ("num_moved", "token_ids", "positions", "wanted"):
             self._parts[name].fill(0)
         self._parts["places"].fill(self._pool.num_slots)
@@ -317,16 +320,17 @@ class Packer:
         return self._turn
 
     def front(self, count: int) -> Tensor:
-        """Returns the numbers in front of the inputs: int32 [count], the device's, always at the same address."""
+        """Returns the numbers in front of the inputs: int32 [count], on the device, always at the same address."""
         return self._device[self._num_front - count : self._num_front]
 
     def take_front(self, count: int) -> Ints:
-        """Returns the same in host memory, to be filled: they are copied to the device with the inputs."""
+        """Returns the same numbers in host memory, to be filled: they are copied to the device with the inputs."""
         self._begin = self._num_front - count
         return self._host[self._begin : self._num_front]
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Adds rows that are moved before all else, by the session: at most `MAX_SPANS`, and `MAX_PAIRS` in all."""
+        """Adds rows that are moved before all else, by session: at most `MAX_SPANS` sessions, and `MAX_PAIRS` rows in
+        all."""
         start = 0
         for number, (old, new) in enumerate(moves):
             stop = start + len(old)
@@ -340,14 +344,14 @@ class Packer:
         """Adds rows of a segment, whose slots are reserved.
 
         Args:
-            segment: That of a session.
+            segment: Segment of a session.
             position_ids: Positions of all of its rows.
             first: Number of the first row in the segment.
-            last: Number behind the last one.
-            num_ahead: Slots behind a chain's last row whose places its table has too, for steps that follow.
+            last: Number after that of the last row.
+            num_ahead: Slots after a chain's last row whose places the table holds too, for later steps.
 
         Returns:
-            False if there is no room for them; nothing has changed then.
+            False if there is no room for them. Nothing has changed then.
 
         Raises:
             ValueError: A row does not see exactly one slot for every position before its own.
@@ -366,7 +370,7 @@ class Packer:
         return has_room
 
     def _add_chain(self, cache: KVCache, start: int, count: int, num_ahead: int) -> bool:
-        """Adds rows of a chain: a single path, whose root is behind its last row."""
+        """Adds rows of a chain: a single path, whose root is after its last row."""
         stop, per_tile, num_listed = start + count, self._rows_per_tile, len(self._row_list)
         table = cache.table[: self._pool.num_blocks_for(stop + num_ahead)]
         if not self._has_room(count, len(table)):
@@ -381,7 +385,7 @@ class Packer:
         return True
 
     def _add_tree(self, segment: Segment, positions: Sequence[int], first: int, last: int) -> bool:
-        """Adds rows of a tree, path by path. What they see behind the root stands behind its table."""
+        """Adds rows of a tree, path by path. The places that they see from the root on stand after its table."""
         cache, count = segment.cache, last - first
         start, trunk = cache.length + first, cache.length - len(cache.tail_positions)
         root, paths = tree_paths(segment.seen()[first:last], positions, trunk, start)
@@ -390,11 +394,11 @@ class Packer:
             return False
         first_block = self._take_numbers(table)
         self.tables.append(first_block)
-        # In one go for the rows and all paths, which have few slots each.
+        # One call for the rows and all paths, which have few slots each.
         places = cache.places(np.concatenate([np.arange(start, start + count), *(path.slots for path in paths)]))
         first_tail = self._take_numbers(places[count:].tolist())
         for path in paths:
-            # A tile ends behind its last row, wherever its path goes on to.
+            # A tile ends after its last row, wherever its path goes on to.
             for done in range(0, len(path.rows), self._rows_per_tile):
                 rows = path.rows[done : done + self._rows_per_tile]
                 stop = positions[rows[-1]] + 1

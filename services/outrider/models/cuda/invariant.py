@@ -1,10 +1,10 @@
-"""Batch-invariant products: the bits of a row do not depend on the rows beside it, nor on how many there are.
+"""Batch-invariant products: the bits of a row do not depend on the rows next to it, nor on their number.
 
 A library chooses another kernel for another number of rows, and with it another order of sums. Here a sum goes over its
-inputs in one order, sixteen at a time: weights are the tall side of each tile, and rows the wide one, which alone grows
-with their number. Where results are added to the residual stream, a matrix with too few outputs for all processors has
-its inputs split among programs; into how many splits is a property of the matrix. Their sums stay apart, and who adds
-them to the stream does so in ascending order.
+inputs in one order, sixteen at a time: weights are the tall side of each tile, and rows the wide one. Only the wide
+side grows with the number of rows. If results are added to the residual stream, a matrix with too few outputs for all
+processors has its inputs split among programs. The number of splits is a property of the matrix. Their sums stay apart,
+and the kernel that adds them to the stream does so in ascending order.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from outrider.models.cuda.overlap import launch_options, overlaps
 
 TYPES = (torch.bfloat16, torch.float16)
-"""Types of weights that there are such products for."""
+"""Types of weights that these products support."""
 CAPABILITY = 9
-"""Major compute capability of the GPUs that they are for: those of Hopper, as nobody has measured them on others. A100
-and smaller ones have no room for their tiles."""
+"""Major compute capability of the GPUs that they are for: only Hopper, because they were not measured on others. A100
+and smaller GPUs have no room for their tiles."""
 MIN_ROWS, MAX_ROWS = 16, 128
-"""Rows of a tile, least and most. Of more rows there are several tiles."""
+"""Rows of a tile, least and most. More rows take several tiles."""
 INPUTS = 128
-"""Number that the inputs of a matrix are a multiple of, in each of its splits."""
+"""The inputs of a matrix are a multiple of this, in each of its splits."""
 MAX_SPLITS = 8
 """Most splits of a matrix's inputs."""
 ENOUGH_PROGRAMS = 96
-"""Programs beyond which inputs are not split any further."""
+"""From this many programs on, inputs are not split any further."""
 MANY_OUTPUTS = 2**14
-"""Outputs from which on tiles of 128 are enough for all processors without splitting inputs."""
+"""From this many outputs on, tiles of 128 are enough for all processors without splitting inputs."""
 SHARED = 200_000
-"""Bytes of shared memory that tiles on their way to a processor take."""
+"""Bytes of shared memory for tiles that are in flight."""
 
 
 def takes(weight: Tensor) -> bool:
@@ -48,12 +48,12 @@ def takes(weight: Tensor) -> bool:
 
 
 def are_for(dtype: torch.dtype, num_inputs: int, capability: tuple[int, int]) -> bool:
-    """Returns True if there are products for matrices of a type and of so many inputs on such GPUs."""
+    """Returns True if there are products for matrices of a type and number of inputs on GPUs of a capability."""
     return dtype in TYPES and num_inputs % INPUTS == 0 and capability[0] == CAPABILITY
 
 
 def splits_of(num_outputs: int, num_inputs: int) -> int:
-    """Returns the number of splits of a matrix's inputs where someone adds up what comes of them."""
+    """Returns the number of splits of a matrix's inputs, for a caller that adds up their sums."""
     num_splits = 1
     while (
         num_outputs // 128 * num_splits < ENOUGH_PROGRAMS
@@ -78,12 +78,12 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Non
     num_splits = 1 if out.dim() == 2 else len(out)
     rows, outputs, inputs, num_warps = tile_of(num_rows, num_outputs, num_splits)
     is_early = overlaps(x.device)
-    # Others would be left unwritten.
+    # Any other number of rows would be left unwritten.
     assert num_rows % rows == 0, f"rows of whole tiles are computed, got {num_rows}"
     multiply_kernel[(num_rows // rows, triton.cdiv(num_outputs, outputs), num_splits)](
         x,
         weight,
-        # What there is none of is not read.
+        # Absent inputs are never read.
         weight if bias is None else bias,
         out,
         num_rows * num_outputs,
@@ -110,7 +110,7 @@ def tile_of(num_rows: int, num_outputs: int, num_splits: int) -> tuple[int, int,
 
 
 def stages_of(rows: int, outputs: int, inputs: int) -> int:
-    """Returns how many tiles are on their way at a time, the one that is computed with among them."""
+    """Returns how many tiles are in flight at a time, including the one that is computed with."""
     return min(8, SHARED // (2 * (rows + outputs) * inputs))
 
 
@@ -130,15 +130,15 @@ def multiply_kernel(
     HAS_BIAS: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ) -> None:
-    """Computes some outputs of some rows, of one part of the inputs, in each program."""
+    """Computes some outputs of some rows, from one split of the inputs, in each program."""
     if IS_EARLY:
         gdc_launch_dependents()
-    # Programs with the same weights stand together: those behind the first one find them in the cache.
+    # Programs with the same weights are neighbours: those after the first one find the weights in the cache.
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = outputs < num_outputs
     columns = tl.program_id(2) * part_size + tl.arange(0, INPUTS)
-    # Beyond the last output it is computed again, and not kept.
+    # Past the end, the last output is computed again and not stored.
     own = weight + tl.minimum(outputs, num_outputs - 1).to(tl.int64)[:, None] * num_inputs + columns
     given = x + rows.to(tl.int64)[:, None] * num_inputs + columns
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)

@@ -17,7 +17,7 @@ def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon
     """Adds to the residual stream, and computes its RMS norm. Sums are float32.
 
     Args:
-        hidden: [rows, size], written where there is a summand.
+        hidden: [rows, size], written if there is a summand.
         summand: [rows, size], or None if nothing is added; or float32 [parts, rows, size]: parts of a sum, which are
             added up in this order first.
         weight: [size].
@@ -69,7 +69,7 @@ def add_and_norm_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     offsets = tl.program_id(0).to(tl.int64) * SIZE + columns
-    # Nobody writes them meanwhile.
+    # No kernel writes them meanwhile.
     weights = tl.load(weight + columns, inside, 0.0).to(tl.float32)
     if IS_EARLY:
         gdc_wait()
@@ -80,7 +80,7 @@ def add_and_norm_kernel(
             added += tl.load(summand + part * part_stride + offsets, inside, 0.0).to(tl.float32)
         stream = (stream.to(tl.float32) + added).to(hidden.dtype.element_ty)
         tl.store(hidden + offsets, stream, inside)
-    # Of the stream as it is kept: the next layer adds to what was rounded.
+    # Computed from the stream as it is stored: the next layer adds to the rounded one.
     x = stream.to(tl.float32)
     factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, 0) / SIZE + epsilon)
     tl.store(out + offsets, (x * factor * weights).to(out.dtype.element_ty), inside)
@@ -90,7 +90,7 @@ def gate_silu(gate_up: Tensor, out: Tensor) -> None:
     """Computes silu(gate) * up.
 
     Args:
-        gate_up: [rows, 2 * size]: gates, and behind them what is gated.
+        gate_up: [rows, 2 * size]: gates, and then the values that are gated.
         out: [rows, size], written.
     """
     num_rows, size = out.shape

@@ -1,7 +1,9 @@
-"""Chains of a draft model, several steps in one graph: each step's row is the best token that the one before has found.
+"""Chains of a draft model, several steps in one graph: each step's input is the best token that the step before has
+found.
 
-All else of a step is known before the first has run: its positions, its places in the pool, its noise. So the host lays
-out all steps at once and copies them in one go. On the device a step only writes its tokens to the next one's inputs.
+Everything else about a step is known before the first step runs: its positions, its places in the pool, its noise. So
+the host lays out all steps at once and copies them in one go. On the device a step only writes its tokens to the next
+one's inputs.
 """
 
 from __future__ import annotations
@@ -27,20 +29,21 @@ log = structlog.get_logger(__name__)
 
 
 class DraftLoop:
-    """Runs chains of several sessions for several steps. All calls come from one thread, that of the forwards."""
+    """Runs chains of several sessions for several steps. All calls come from the thread of the forwards."""
 
     def __init__(
         self, forwards: Forwards, best_tokens: Callable[[Tensor, Tensor, int], Tensor], capture: Capture | None
     ) -> None:
         """
         Args:
-            forwards: Run the steps; of the same shapes as without a loop.
+            forwards: Run the steps, in the same shapes as without a loop.
             best_tokens: Draws; see `outrider.models.cuda.draws`.
             capture: Captures graphs. None runs the same functions one kernel after the other.
         """
         self._forwards, self._best_tokens = forwards, best_tokens
         self._shapes = [shape for shape in forwards.shapes if shape.rows <= MAX_LOOP_ROWS]
-        # A session has one row or two in the first step, and one behind it: the next smaller shape is often enough.
+        # A session has one row or two in the first step, and one in later steps: the next smaller shape is often enough
+        # for those.
         self._behind = {shape: self._shapes[max(0, index - 1) : index + 1] for index, shape in enumerate(self._shapes)}
         self._steps = {
             (shape, behind, length): _Steps(forwards, behind, length)
@@ -55,7 +58,7 @@ class DraftLoop:
 
     @torch.inference_mode()
     def _capture_all(self, capture: Capture) -> None:
-        # The largest first: the others use its memory.
+        # The largest first: the others reuse its memory.
         for key, steps in reversed(self._steps.items()):
             shape, behind, length = key
             self._forwards.packer.begin(shape)
@@ -70,16 +73,16 @@ class DraftLoop:
             log.info("graphs.captured", rows=shape.rows, rows_behind=behind.rows, steps=length)
 
     def _compute(self, shape: Shape, steps: _Steps) -> Results:
-        """Computes the best tokens of all steps: int32 [steps, 2, rows behind the first step, MAX_NUM_BEST], ids and
-        bits of scores."""
+        """Computes the best tokens of all steps: int32 [steps, 2, rows of the later steps, MAX_NUM_BEST], ids and bits
+        of scores."""
         forwards, first = self._forwards, self._forwards.inputs[shape]
         forwards.steps.move(first)
         found: list[Tensor] = []
         for number, inputs in enumerate([first, *steps.inputs]):
             if found:
-                # Of rows that are nobody's, or whose best token is not known, some token: nothing is made of it.
+                # Padding rows, and rows whose best token is not known, get any token: their results are ignored.
                 inputs.token_ids.copy_(found[-1][0, :, 0].clamp(0, forwards.vocab_size - 1))
-            # Of the first step, too, no more are anybody's: one for each session.
+            # The first step, too, has no more rows that are drawn from: one for each session.
             logits = forwards.compute(inputs)[: steps.num_rows]
             found.append(self._best_tokens(logits, steps.words[number], MAX_NUM_BEST))
         return (torch.stack(found),)
@@ -92,7 +95,7 @@ class DraftLoop:
         first_indices: Sequence[int],
         length: int,
     ) -> list[list[Best | None]]:
-        """Grows a chain behind every segment; see `Runner.draft`."""
+        """Grows a chain after every segment; see `Runner.draft`."""
         check_segments(segments)
         if not all(segment.is_chain for segment in segments):
             raise ValueError("a step follows another in a chain alone")
@@ -108,7 +111,7 @@ class DraftLoop:
                 last = first + self._lay_out(shape, steps, segments[some], params[some], first_indices[some])
                 replay = self._replays.get(key)
                 (best,) = self._compute(shape, steps) if replay is None else replay()
-                # Waits for the device: what was copied to it may be written again from here on.
+                # Waits for the device: the host's buffers may be written again from here on.
                 found += map(list, zip(*best_of_steps(self._read(best[:, :, : last - first])), strict=True))
                 self._forwards.pool.moves.clear()
         for segment in segments:
@@ -117,11 +120,12 @@ class DraftLoop:
         return found
 
     def _read(self, best: Tensor) -> Tensor:
-        """Waits for the device; returns what it has found, on the host."""
+        """Waits for the device, and returns its results on the host."""
         return best.cpu()
 
     def _fitting(self, segments: Sequence[Segment], first: int) -> tuple[Shape, int]:
-        """Returns the smallest shape for segments from `first` on, and behind which of them it is full."""
+        """Returns the smallest shape for segments from `first` on, and the number of the segment that no longer
+        fits."""
         num_rows, last, most = 0, first, self._shapes[-1].rows
         while last < len(segments) and num_rows + len(segments[last].token_ids) <= most:
             num_rows += len(segments[last].token_ids)
@@ -138,7 +142,7 @@ class DraftLoop:
         params: Sequence[SamplingParams],
         first_indices: Sequence[int],
     ) -> int:
-        """Fills the inputs of all steps, and returns for how many of the segments there was room."""
+        """Fills the inputs of all steps, and returns how many of the segments fitted."""
         forwards, packer, length = self._forwards, self._forwards.packer, steps.length
         for segment in segments:
             segment.cache.reserve(segment.cache.length + len(segment.token_ids) + length - 1)
@@ -157,20 +161,20 @@ class DraftLoop:
 
 
 class _Steps:
-    """Holds the inputs of the steps behind the first one, and how the rows of all steps are drawn from. Both lie in
+    """Holds the inputs of the steps after the first one, and how the rows of all steps are drawn from. Both lie in
     front of the inputs of the first step, and go to the device with them."""
 
     def __init__(self, forwards: Forwards, shape: Shape, length: int) -> None:
         """
         Args:
             forwards: Run the steps.
-            shape: That of the steps behind the first one.
-            length: Steps, the first one among them.
+            shape: Shape of the steps after the first one.
+            length: Number of steps, including the first one.
         """
         self._packer, self._pool, self._shape = forwards.packer, forwards.pool, shape
         self._vocab_size = forwards.vocab_size
         self.length = length
-        """Steps, the first one among them."""
+        """Number of steps, including the first one."""
         self.num_rows = shape.rows
         """Rows that are drawn from in each step."""
         self._count, self._num_words = shape.num_loop(length), length * shape.rows * ROW_WORDS
@@ -179,16 +183,16 @@ class _Steps:
         """int32 [steps, rows, ROW_WORDS]."""
         starts = range(self._num_words, self._count, shape.num_fixed)
         self.inputs = [Inputs(device[start:], shape, self._packer.buffer) for start in starts]
-        """Inputs of the steps behind the first one."""
+        """Inputs of the steps after the first one."""
         self._taken: dict[int, tuple[npt.NDArray[Any], dict[str, Ints]]] = {}
         """Views of host memory that `_take` returns, by the buffer that is filled."""
         self._row_numbers = np.arange(self.num_rows, dtype=np.int32)
-        # Rows that are nobody's are drawn from without noise.
+        # Padding rows are drawn from without noise.
         self._nobodys = np.array((1.0, (0, 0), 0.0, self._vocab_size, -np.inf, 0), dtype=ROW)
 
     def _take(self) -> tuple[npt.NDArray[Any], dict[str, Ints]]:
-        """Returns what is filled in host memory, as nobody's: `ROW` [steps, rows], and the parts of the inputs, with
-        the steps behind the first one in front of their own dimensions. Other loops have written there."""
+        """Returns the host memory to fill, reset to padding rows because other loops have written there: `ROW` [steps,
+        rows], and the parts of the inputs, whose first dimension is that of the steps after the first one."""
         array, turn = self._packer.take_front(self._count), self._packer.turn
         if turn not in self._taken:
             rows = array[: self._num_words].view(ROW).reshape(self.length, self.num_rows)
@@ -210,7 +214,7 @@ class _Steps:
         params: Sequence[SamplingParams],
         first_indices: Sequence[int],
     ) -> None:
-        """Lays out the steps behind segments whose tables begin at these numbers of the buffer."""
+        """Lays out the steps after segments whose tables begin at these indices into the buffer."""
         rows, parts = self._take()
         count, num_behind = len(segments), self.length - 1
         write_rows(rows[:, :count], params, first_indices, self._vocab_size)
@@ -221,6 +225,6 @@ class _Steps:
         parts["places"][:, :count] = np.array(places).T
         tiles = parts["tiles"][:, :count]
         tiles[..., 0], tiles[..., 1], tiles[..., 2], tiles[..., 4] = self._row_numbers[:count], 1, tables, 0
-        # All that a row sees is below the root.
+        # Everything that a row sees is below the root.
         tiles[..., 3] = tiles[..., 5] = positions + 1
         share_work_of_steps(parts, count)

@@ -1,4 +1,4 @@
-"""Accepted rows of trees, moved to the places of a chain."""
+"""Moves accepted rows of trees to the places of a chain."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 def move_rows(data: Tensor, moves: Tensor, spans: Tensor, num: Tensor) -> None:
     """Copies keys and values of all layers from place to place.
 
-    A session's pairs are copied one after the other: a place that one is copied to may be one that an earlier one came
-    from. Pairs of different sessions share no place.
+    A session's pairs are copied one after the other: the target of a pair may be the source of an earlier one. Pairs of
+    different sessions share no place.
 
     Args:
         data: [layers, 2, key-value heads, slots, head_dim]: the pool, written.
-        moves: int32 [pairs, 2]: from which place to which.
-        spans: int32 [sessions, 2]: first pair of each session, and the one behind its last.
-        num: int32 [1]: how many sessions there are in `spans`; what lies behind them is not read.
+        moves: int32 [pairs, 2]: source and target place.
+        spans: int32 [sessions, 2]: first pair of each session, and the end of its pairs.
+        num: int32 [1]: number of sessions in `spans`, which is not read after them.
     """
     num_layers, _, num_heads, _, head_dim = data.shape
     move_rows_kernel[(len(spans), num_layers)](
@@ -26,7 +26,7 @@ def move_rows(data: Tensor, moves: Tensor, spans: Tensor, num: Tensor) -> None:
         spans,
         num,
         data.stride(0),
-        data.stride(2),  # keys, and behind them values: their heads lie one behind the other
+        data.stride(2),  # keys, then values: their heads lie one after the other
         2 * num_heads,
         triton.next_power_of_2(2 * num_heads),
         head_dim,
@@ -58,6 +58,6 @@ def move_rows_kernel(
             old = tl.load(moves + 2 * pair).to(tl.int64) * HEAD_DIM
             new = tl.load(moves + 2 * pair + 1).to(tl.int64) * HEAD_DIM
             row = tl.load(base + old, inside, 0.0)
-            # All threads have read a row before any of them writes, to a place that an earlier pair came from.
+            # All threads have read a row before any of them writes to a place that an earlier pair came from.
             tl.debug_barrier()
             tl.store(base + new, row, inside)

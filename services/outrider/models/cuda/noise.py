@@ -8,7 +8,7 @@ import triton.language as tl
 from outrider.core.noise import FMIX32, LOWBIAS32
 
 ROUGH_ERROR = 1e-4
-"""The rough noise is off by less. Where the errors of float32 and of the quick logarithm add up it is by 2e-5."""
+"""The rough noise is off by less: by 2e-5 where the errors of float32 and of the quick logarithm add up."""
 
 # Kernels may read globals of this type only.
 _SHIFT_1, _FACTOR_1, _SHIFT_2, _FACTOR_2, _SHIFT_3 = (tl.constexpr(number) for number in LOWBIAS32)
@@ -38,10 +38,11 @@ def gumbel_of_words(words: tl.tensor) -> tl.tensor:
 @triton.jit
 def rough_gumbel_of_words(words: tl.tensor) -> tl.tensor:
     """Compute the noise of uint32 words in float32, off by less than `ROUGH_ERROR`."""
-    # Of the upper half 1 - u, which float32 holds as exactly as it holds u of the lower half.
+    # For the upper half of words 1 - u is used, which float32 holds as exactly as u for the lower half.
     is_upper = words >= 0x80000000
     rest = (tl.where(is_upper, words ^ 0xFFFFFFFF, words).to(tl.float32) + 0.5) * _UNIT
-    # Near 1 a quick logarithm has an absolute error only. There the series is closer: the next term is 2e-7 of it.
+    # Near 1 only the absolute error of a quick logarithm is bounded. There the series is closer: its next term is 2e-7
+    # of it.
     series = rest * (1.0 + rest * (0.5 + rest * (0.33333334 + rest * 0.25)))
     inner = -tl.log(tl.where(is_upper, 1.0 - rest, rest))
     return -tl.log(tl.where(is_upper & (rest < 0.03125), series, inner))

@@ -1,4 +1,4 @@
-"""Rows of logits as kernels draw from them: what they read of each, and what they say of it.
+"""Rows of logits as kernels draw from them: what they read for each row, and what they return.
 
 How the rows of a forward are drawn from is known before it runs, and goes to the device in its one copy (`RowDraws`).
 """
@@ -22,27 +22,28 @@ from outrider.models.filters import temperatures
 ROW = np.dtype(
     [("top_p", "f8"), ("key", "u4", 2), ("temperature", "f4"), ("top_k", "i4"), ("log_min_p", "f4"), ("unused", "i4")]
 )
-"""A row as kernels read it: how it is drawn from. `key` is that of its noise; a temperature of 0 is greedy; a top_k of
-the vocabulary size or more is none, and so is a log_min_p of minus infinity."""
+"""A row as kernels read it: how it is drawn from. `key` is the key of its noise. A temperature of 0 is greedy. A top_k
+of the vocabulary size or more is no filter, and neither is a log_min_p of minus infinity."""
 ROW_WORDS = ROW.itemsize // 4
 """int32 words of a row."""
 TESTED = np.dtype([("bound", "f8"), ("token_id", "i4"), ("row", "i4"), ("first_claim", "i4"), ("num_claims", "i4")])
-"""A row of a chain as kernels read it: the greatest p with which its token is refused, the token, below 0 for none, the
-row of the logits, and what is subtracted from p then."""
+"""A row of a chain as kernels read it: the greatest p with which its token is refused; the token, below 0 for none; the
+row of the logits; and the claims that are subtracted from p then."""
 TESTED_WORDS = TESTED.itemsize // 4
-"""int32 words of it."""
+"""int32 words of a `TESTED`."""
 CHAIN_WORDS = 2
 """int32 words of a chain as kernels read it: its first row, and how many tokens it has."""
 MANY_ROWS = 16
-"""Rows from which on their keys are computed together: fewer are quicker one by one."""
+"""From this many rows on, their keys are computed together: fewer are quicker one by one."""
 UNSETTLED = -1
-"""Stands in place of a row's first token id where the host has to draw."""
+"""Stands in place of a row's first token id if the host has to draw."""
 MAX_NUM_BEST = 8
-"""Most tokens of a row that are looked for, and the only number of them beside one."""
+"""Most tokens that are looked for in a row, and the only number besides one."""
 
 
 def best_of_rows(found: Tensor, k: int) -> list[Best | None]:
-    """Reads what `outrider.models.cuda.draws.best_tokens` has found: the k best of each row, None if it is unsettled.
+    """Reads the results of `outrider.models.cuda.draws.best_tokens`: the k best tokens of each row, None if it is
+    unsettled.
 
     Args:
         found: int32 [2, rows, at least k], on the host.
@@ -52,7 +53,7 @@ def best_of_rows(found: Tensor, k: int) -> list[Best | None]:
 
 
 def best_of_steps(found: Tensor) -> list[list[Best | None]]:
-    """Reads what was found for the rows of several steps: the best of each step and row, None if that is unsettled.
+    """Reads the results for the rows of several steps: the best tokens of each step and row, None if that is unsettled.
 
     Args:
         found: int32 [steps, 2, rows, tokens], on the host.
@@ -70,13 +71,13 @@ def write_rows(
     """Writes for kernels how rows are drawn from.
 
     Args:
-        rows: `ROW` [rows], or [steps, rows] of as many tokens behind one another; written.
+        rows: `ROW` [rows], or [steps, rows] for consecutive tokens; written.
         params: One for each row. Greedy rows have neither noise nor filters.
-        output_indices: For each row, how many tokens the generation put out before the one drawn there, in the first
-            step.
+        output_indices: For each row, how many tokens the generation put out before the one that is drawn there in the
+            first step.
         vocab_size: Width of the logits.
     """
-    # Mostly a session has several rows, of one object: what it says is looked up once.
+    # Mostly a session has several rows with the same parameter object, which is looked up once.
     kinds = {id(p): p for p in params}
     fields = {
         each: (1.0, 0.0, vocab_size, -math.inf)

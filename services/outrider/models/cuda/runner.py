@@ -45,7 +45,7 @@ class CudaRunner(Runner):
             model: See `Runner`.
             kernels: Functions that launch kernels.
             capture: Captures graphs. None runs the same functions one kernel after the other.
-            is_exact: Uses products whose rows have the same bits whatever their number, where there are such.
+            is_exact: Uses products whose rows have the same bits whatever their number, if there are such.
             num_blocks: See `NumBlocks`.
             block_size: Slots of a block.
         """
@@ -68,7 +68,7 @@ class CudaRunner(Runner):
         """True if all forwards have the same number of rows, so that libraries compute each row alike."""
         self._loop: DraftLoop | None = None
         if callable(num_blocks):
-            # Tried with a pool of one block: what is free then is free for the pool.
+            # Captured on trial with a pool of one block: the memory that is free then is free for the pool.
             self._make_forwards(KVPool(self.cache_shape, 1, block_size, num_scratch_slots=1), None).warm()
         self.pool = KVPool(self.cache_shape, resolved(num_blocks), block_size, num_scratch_slots=1)
         self._capture()
@@ -89,7 +89,7 @@ class CudaRunner(Runner):
 
     def _capture(self) -> None:
         if self.device.type == "cuda":
-            # What was taken to try it goes to the pool of the graphs.
+            # Memory that the trial has taken goes to the pool of the graphs.
             torch.cuda.empty_cache()
         self._forwards = self._make_forwards(self.pool, self._capture_graph)
 
@@ -119,7 +119,7 @@ class CudaRunner(Runner):
 
     def exact_ways(self) -> Iterator[None]:
         """See `Runner`: batch-invariant products; then forwards that all have the same number of rows. After these,
-        forwards have the fewest."""
+        forwards have the fewest rows."""
         while self.is_invariant or self.has_one_shape:
             yield
             self.has_one_shape = self.is_invariant
@@ -146,7 +146,7 @@ class CudaRunner(Runner):
     def make_loop(self) -> None:
         """See `Runner`."""
         if self._loop is None and self.vocab_size >= MAX_NUM_BEST:
-            # What failed for single forwards is not tried, and told of, again.
+            # If capture failed for single forwards, it is neither tried nor reported again.
             capture = self._capture_graph if self._forwards.has_graphs else None
             self._loop = DraftLoop(self._forwards, self._kernels.best_tokens, capture)
 

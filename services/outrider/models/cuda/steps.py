@@ -1,4 +1,4 @@
-"""The steps of a layer on a GPU: what launches its kernels, and where their results lie."""
+"""The steps of a layer on a GPU: launches their kernels, and holds the memory of their results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from outrider.models.torch.steps import SILU_TYPES, torch_gate
 log = structlog.get_logger(__name__)
 
 FEW_ROWS = 16
-"""Rows that there are fused products for. On an H200 all layers of a model of .6 B parameters take .89 ms with them,
-and 1.06 with a library's; with 32 rows 1.05 and 1.07, and those of a model of 8 B 5.03 and 4.58."""
+"""Rows of fused products. On an H200 all layers of a model of .6 B parameters take .89 ms with them, and 1.06 ms with a
+library's; with 32 rows 1.05 and 1.07 ms, and the layers of a model of 8 B 5.03 and 4.58 ms."""
 FUSED_TYPE = torch.bfloat16
-"""Type of weights that there are fused products for. For those of float32 there are no units that multiply them; and in
-float16 a stream may be too large times the weights of its norm, before its length is taken out."""
+"""Type of weights that fused products support. No units multiply float32, and in float16 the stream times the weights
+of its norm may overflow before it is divided by its length."""
 FUSED_OUTPUTS, FUSED_INPUTS = 32, 64
-"""Numbers that outputs and inputs of a fused product are multiples of."""
+"""Outputs and inputs of a fused product are multiples of these."""
 
 
 class MultiplyAdd(Protocol):
@@ -50,32 +50,32 @@ class MultiplyAdd(Protocol):
 
 @dataclass(frozen=True)
 class Kernels:
-    """Names the functions that launch kernels. Each of them writes to tensors that it is given."""
+    """Names the functions that launch kernels. Each writes to tensors that it is given."""
 
     check_shape: Callable[[int, int], None]
     """Raises ValueError if there is no attention for (query heads per key-value head, head_dim)."""
     add_and_norm: Callable[[Tensor, Tensor | None, Tensor, float, Tensor], None]
-    """See `outrider.models.cuda.layer`, as for the gate."""
+    """See `outrider.models.cuda.layer`, also for the gate."""
     gate_silu: Callable[[Tensor, Tensor], None]
     store_heads: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, float, Tensor, Tensor], None]
     """See `outrider.models.cuda.heads`."""
     attend: Callable[[Tensor, Tensor, Inputs, int, float, Tensor, Any], None]
-    """See `outrider.models.cuda.attention`, as for its scratch memory."""
+    """See `outrider.models.cuda.attention`, also for its scratch memory."""
     make_scratch: Callable[[int, int, int, torch.device], Any]
     move_rows: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     """See `outrider.models.cuda.moves`."""
     best_tokens: Callable[[Tensor, Tensor, int], Tensor]
     """See `outrider.models.cuda.draws`."""
     norm_multiply: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
-    """See `outrider.models.cuda.few_rows`, as for the two below."""
+    """See `outrider.models.cuda.few_rows`, also for the next two."""
     norm_gate: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
     multiply_add: MultiplyAdd
     takes_invariant: Callable[[Tensor], bool]
-    """See `takes` of `outrider.models.cuda.invariant`, as for the next two."""
+    """See `takes` of `outrider.models.cuda.invariant`; the next two are from there, too."""
     splits_of: Callable[[int, int], int]
     multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
     compiler: str
-    """Version of what compiles the kernels."""
+    """Name and version of the compiler of the kernels."""
 
     @classmethod
     def load(cls) -> Kernels:
@@ -104,7 +104,7 @@ class Kernels:
 
 
 class CudaSteps(Steps[Inputs]):
-    """Makes the steps by the kernels of a GPU. They read what changes from call to call from `Inputs` alone."""
+    """Makes the steps by the kernels of a GPU. Data that changes from call to call is read from `Inputs` alone."""
 
     def __init__(
         self, rotary: RotaryTable, dtype: torch.dtype, kernels: Kernels, max_context_len: int, *, is_exact: bool
@@ -113,29 +113,29 @@ class CudaSteps(Steps[Inputs]):
         Args:
             rotary: That of the model.
             dtype: Type of the weights, and of the residual stream.
-            kernels: What is launched.
+            kernels: Functions that launch kernels.
             max_context_len: Most slots of a chain.
-            is_exact: True if a row's bits may not depend on the number of rows: products are batch-invariant ones then,
-                or a library's, never fused ones.
+            is_exact: True if a row's bits must not depend on the number of rows. Products are then batch-invariant, or
+                a library's, but never fused.
         """
         self._dtype = dtype
         self._kernels = kernels
         self._is_exact = is_exact
         self.is_invariant = is_exact
-        """True if all products are batch-invariant (`outrider.models.cuda.invariant`): until there is one that cannot
-        be, or until somebody switches it off before forwards are captured."""
+        """True if all products are batch-invariant (`outrider.models.cuda.invariant`). It becomes False at the first
+        product that cannot be, or if it is switched off before forwards are captured."""
         self._invariants: dict[tuple[object, ...], tuple[Product, Tensor]] = {}
-        """One of each kind of them, and its weights."""
+        """One product of each kind, and its weights."""
         self.can_fuse = False
-        """True if the products of some layer's MLP can be one kernel each with what stands before and behind them."""
+        """True if the products of some layer's MLP can be fused, each with the steps before and after it."""
         self.is_fused = False
-        """True if those of `FEW_ROWS` rows are."""
+        """True if products of `FEW_ROWS` rows are fused."""
         self._input_norms: dict[int, Tensor] = {}
         """Weights of the norm before each layer."""
-        # All layers share them: who reads them comes behind who writes them.
+        # Shared by all layers; stream order puts readers after writers.
         self._scaled = self._squares = torch.empty(0)
         """The stream times the weights of its next norm, and its squares: see `outrider.models.cuda.few_rows`."""
-        # All of it now: a graph reads from where it lay when it was captured.
+        # Computed in full now: a graph reads the address at which it lay during capture.
         self._turns = torch.view_as_real(rotary.up_to(max_context_len - 1))
         self._pool: KVPool | None = None
 
@@ -150,14 +150,14 @@ class CudaSteps(Steps[Inputs]):
         shape = pool.shape
         self._pool = pool
         self._queries = torch.zeros(max_rows, num_queries, shape.head_dim, dtype=shape.dtype, device=shape.device)
-        # Rows that are nobody's are not written: whatever is left of another forward is a number.
+        # Padding rows are not written: what another forward has left there is never NaN.
         self._attended = torch.zeros_like(self._queries).flatten(1)
         self._scratch = self._kernels.make_scratch(
             MAX_SPLIT_ROWS * num_queries, max_rows * shape.num_heads, shape.head_dim, shape.device
         )
 
     def move(self, inputs: Inputs) -> None:
-        """Moves the accepted rows of trees, which everything else reads where they belong."""
+        """Moves the accepted rows of trees to their places, where everything else reads them."""
         assert self._pool is not None, "the runner has called `use`"
         self._kernels.move_rows(self._pool.data, inputs.moves, inputs.spans, inputs.num_moved)
 
@@ -208,7 +208,8 @@ class CudaSteps(Steps[Inputs]):
         return gate
 
     def heads(self, index: int, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """Makes the norm and the product of heads: of few rows one kernel, behind layers that have added all."""
+        """Makes the norm and the product of heads: one kernel for few rows, after a layer that has added all of its
+        output."""
         apart = super().heads(index, norm, self._invariant(qkv))
         self._input_norms[index] = norm.weight
         if not self._takes(qkv):
@@ -216,7 +217,7 @@ class CudaSteps(Steps[Inputs]):
         weight, bias, epsilon = qkv.weight, qkv.bias, norm.variance_epsilon
 
         def heads(hidden: Tensor, summand: Tensor | None) -> Tensor:
-            # Nobody has added to the stream of the first layer, and so nobody has added up its squares.
+            # No layer has added to the stream before the first one, so its squares have not been added up.
             if summand is not None or index == 0 or not self._fuses(hidden):
                 return apart(hidden, summand)
             out = hidden.new_empty(len(hidden), len(weight))
@@ -228,7 +229,8 @@ class CudaSteps(Steps[Inputs]):
     def mlp(
         self, index: int, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
     ) -> Callable[[Tensor, Tensor], Tensor | None]:
-        """Makes what comes behind attention: of few rows three kernels, which leave nothing to add to the stream."""
+        """Makes the function for what follows attention: for few rows three kernels, which leave nothing to add to the
+        stream."""
         in_parts = [self._invariant(product, in_parts=True) for product in (output, down)]
         apart = super().mlp(index, in_parts[0], norm, self._invariant(gate_up), activation, in_parts[1])
         is_silu = isinstance(activation, SILU_TYPES)
@@ -238,7 +240,7 @@ class CudaSteps(Steps[Inputs]):
         if not self.can_fuse:
             self.can_fuse = True
             self._scaled = down.weight.new_zeros(FEW_ROWS, size)
-            # There are fewer parts than columns.
+            # `squares` has room: there are fewer parts than columns.
             self._squares = torch.zeros(FEW_ROWS * size, dtype=torch.float32, device=down.weight.device)
         kernels, epsilon = self._kernels, norm.variance_epsilon
 
@@ -250,7 +252,7 @@ class CudaSteps(Steps[Inputs]):
             kernels.multiply_add(attended, output.weight, output.bias, *stream, is_early=True)
             gated = hidden.new_empty(len(hidden), num_gated)
             kernels.norm_gate(scaled, squares, epsilon, gate_up.weight, gate_up.bias, gated)
-            # Behind the last layer nobody reads what was scaled.
+            # After the last layer the scaled stream is not read.
             next_norm = self._input_norms.get(index + 1, norm.weight)
             stream = hidden, next_norm, scaled, squares
             kernels.multiply_add(gated, down.weight, down.bias, *stream, is_early=False)
@@ -265,26 +267,27 @@ class CudaSteps(Steps[Inputs]):
     def try_invariant(self, buckets: Sequence[int]) -> None:
         """Runs a batch-invariant product of each kind with so many rows, which compiles their kernels. If one fails, a
         library computes all, and the log says so."""
-        # Of more rows no logits are computed at a time.
+        # Logits are never computed for more rows at a time.
         numbers = [num_rows for num_rows in buckets if num_rows <= MAX_WANTED]
         try:
             for num_rows, (multiply, weight) in itertools.product(numbers, self._invariants.values()):
                 multiply(weight.new_zeros(num_rows, weight.shape[1]))
-        except Exception as error:  # whatever a compiler or a driver has to say: there is another way
+        except Exception as error:  # any error of a compiler or a driver: there is another way
             self.is_invariant = False
             reason = (str(error) or repr(error)).splitlines()[0]
             log.warning("products.not_invariant", reason=reason, advice="all forwards have the same number of rows")
         if self._turns.is_cuda:
-            # A fault of the device is raised here: it computes nothing from then on.
+            # A fault of the device is raised here: a faulty device computes nothing more.
             torch.cuda.synchronize(self._turns.device)
 
     def _invariant(self, product: Product, dtype: torch.dtype | None = None, *, in_parts: bool = False) -> Product:
         """Returns a product that is batch-invariant while all are.
 
         Args:
-            product: As a library computes it.
+            product: The product as a library computes it.
             dtype: Type of its results. None means that of the weights.
-            in_parts: True if who adds it to the stream takes the sum of each split: float32 [splits, rows, out].
+            in_parts: True if the step that adds it to the stream takes the sum of each split: float32 [splits, rows,
+                out].
         """
         if not self.is_invariant:
             return product

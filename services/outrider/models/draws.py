@@ -1,4 +1,4 @@
-"""Draws from rows of logits: how a row is drawn from, what is found in it, and results on their way to the host."""
+"""Draws from rows of logits: descriptions of draws, their results, and copies on their way to the host."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ Best = tuple[list[int], list[float]]
 
 @dataclass(slots=True)
 class RowDraws:
-    """Describes how rows of a forward's logits are drawn from, for the forward to bring that to the device."""
+    """Describes how rows of a forward's logits are drawn from, so that the forward can bring that to the device."""
 
     params: Sequence[SamplingParams]
     """One for each row that is drawn from."""
     output_indices: Sequence[int]
-    """For each of these rows, how many tokens the generation put out before the one drawn there."""
+    """For each of these rows, how many tokens the generation put out before the one that is drawn there."""
     on_device: Tensor | None = None
-    """The same as the device reads it, where the forward had room for it. The next forward writes over it."""
+    """The same data as the device reads it, if the forward had room for it. The next forward overwrites it."""
 
     @property
     def is_greedy(self) -> bool:
-        """True if no row needs more than its best token: nothing has to be said of them."""
+        """True if no row needs more than its best token. The device then needs no description."""
         return all(p.is_greedy for p in self.params)
 
     def chosen(self, is_chosen: Sequence[bool]) -> RowDraws:
-        """Returns those of some of the rows, as a forward has not been told of them yet."""
+        """Returns the draws of some of the rows, as if no forward had been told of them yet."""
         return RowDraws(list(compress(self.params, is_chosen)), list(compress(self.output_indices, is_chosen)))
 
     def at(self, rows: Sequence[int]) -> RowDraws:
-        """Returns those of some rows, by their numbers, likewise."""
+        """Returns the draws of some rows, by their numbers, likewise."""
         return RowDraws([self.params[row] for row in rows], [self.output_indices[row] for row in rows])
 
 
 class HostCopy:
-    """Copies a tensor to the host after all that its device was asked for so far. What a CUDA device is asked for next
-    need not be waited for to read it."""
+    """Copies a tensor to the host after all work that was queued on its device so far. Reading the copy does not wait
+    for work that is queued later on a CUDA device."""
 
     def __init__(self, tensor: Tensor) -> None:
         """Asks for the copy, on the stream that the calling thread works on."""
-        # Of a GPU's tensor to pinned memory: any other copy would be waited for here.
+        # From a GPU to pinned memory: any other copy would block here.
         self._tensor = tensor.to("cpu", non_blocking=True)
         self._wait: Callable[[], object] = lambda: None
         if tensor.is_cuda:
@@ -59,28 +59,28 @@ class HostCopy:
             self._wait = torch.get_device_module(tensor.device).synchronize
 
     def wait(self) -> Tensor:
-        """Returns the copy when it is there."""
+        """Waits for the copy, and returns it."""
         self._wait()
         return self._tensor
 
 
 class DrawnTokens:
-    """Holds the tokens that were drawn, one for each row. A device may still be at it."""
+    """Holds the tokens that were drawn, one for each row. A device may still be drawing."""
 
     def __init__(self, on_device: Tensor, redraw: Callable[[Sequence[int]], Sequence[int]] | None = None) -> None:
         """
         Args:
-            on_device: Whole numbers [rows], on the device that draws. Below 0 where it leaves a row to the host.
-            redraw: Draws for these rows on the host. None means that none is left to it.
+            on_device: Whole numbers [rows], on the device that draws. Below 0 for rows that it leaves to the host.
+            redraw: Draws for these rows on the host. None means that no row is left to it.
         """
         self.on_device = on_device
-        """Whole numbers [rows]: the tokens where they were drawn, but for `unsettled`, which are below 0."""
+        """Whole numbers [rows]: the tokens, on the device that drew them. `unsettled` rows are below 0."""
         self.unsettled: Sequence[int] = ()
-        """Rows that the host had to draw for. To be asked for after `wait`."""
+        """Rows that the host had to draw for. Valid after `wait`."""
         self._copy, self._redraw = HostCopy(on_device), redraw
 
     def wait(self) -> list[int]:
-        """Returns a token id for each row when they are there."""
+        """Waits for the device, and returns a token id for each row."""
         token_ids: list[int] = self._copy.wait().tolist()
         if self._redraw is not None and min(token_ids, default=0) < 0:
             self.unsettled = [row for row, token_id in enumerate(token_ids) if token_id < 0]
@@ -96,12 +96,13 @@ class Draws(Protocol):
     """
 
     def begin(self, logits: Tensor, draws: RowDraws) -> DrawnTokens:
-        """Begins to find the best token of every row, and does not wait for it."""
+        """Begins to find the best token of every row, without waiting for it."""
 
     def best(self, logits: Tensor, draws: RowDraws, k: int) -> list[Best]:
-        """Finds the k best tokens of every row that its filters allow, and their scores, which fall. Of a row with
+        """Finds the k best tokens of every row that its filters allow, and their scores, in falling order. If a row has
         fewer, the others have minus infinity, or are missing."""
 
     def judge(self, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
-        """Begins to judge chains under the ratio rule, and does not wait for it; returns what waits, and has for each
-        chain what `outrider.models.acceptance.judge` returns, or None where it leaves that to the host."""
+        """Begins to judge chains under the ratio rule, without waiting for it. Returns a function that waits and
+        returns for each chain what `outrider.models.acceptance.judge` does, or None if it leaves the chain to the
+        host."""

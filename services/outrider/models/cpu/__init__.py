@@ -1,3 +1,3 @@
-"""A model on a CPU: kernels compiled by numba, for attention, for what stands between the products of a layer, for
-small products and those of bfloat16, and for draws from large vocabularies.
+"""A model on a CPU: kernels compiled by numba for attention, for the steps between the products of a layer, for small
+and bfloat16 products, and for draws from large vocabularies.
 """

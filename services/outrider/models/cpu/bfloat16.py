@@ -1,11 +1,11 @@
 """Products with weights in bfloat16 by the instruction that a CPU has for them (AVX512-BF16's VDPBF16PS).
 
-At the few rows of a decoding step a product is as fast as its weights are read, which the library's kernels do not
-reach at these sizes. Here weights lie in the order in which they are read: panels of 32 outputs, and in each of them
-pairs of inputs. A panel is multiplied with up to 14 rows at a time: so many sums fit into the registers.
+At the few rows of a decoding step a product can be as fast as its weights are read. The library's kernels do not reach
+that at these sizes. Here weights lie in the order in which they are read: panels of 32 outputs, and in each panel pairs
+of inputs. A panel is multiplied with up to 14 rows at a time: so many sums fit into the registers.
 
-Each sum adds pair after pair, from the first input to the last, whatever else is computed beside it: the bits of a row
-do not depend on the number of rows.
+Each sum adds pair after pair, from the first input to the last, whatever else is computed with it: the bits of a row do
+not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def has_instruction() -> bool:
 
 
 def takes(weight: Tensor) -> bool:
-    """Returns True for a matrix [out, in] of bfloat16 that can be put into panels as a whole, where that is fastest.
+    """Returns True for a bfloat16 matrix [out, in] that divides into whole panels, if this CPU multiplies it fastest
+    that way.
 
-    It is not where the CPU multiplies whole tiles (AMX), as the library does: there even 64 rows cost hardly more than
-    one.
+    It is not the fastest way on a CPU that multiplies whole tiles (AMX), which the library uses: there even 64 rows
+    cost hardly more than one.
     """
     is_whole = weight.shape[0] % PANEL == 0 and weight.shape[1] % 2 == 0
     has_tiles = torch.cpu.get_capabilities().get("amx_bf16")
@@ -52,7 +53,8 @@ def takes(weight: Tensor) -> bool:
 
 
 class PanelProduct:
-    """Computes `x @ weight.T + bias` of bfloat16, [rows, in] to [rows, out], with a weight that `takes` says yes to."""
+    """Computes `x @ weight.T + bias` of bfloat16, [rows, in] to [rows, out], with a weight for which `takes` returns
+    True."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """
@@ -62,9 +64,9 @@ class PanelProduct:
         """
         self._num_outputs = weight.shape[0]
         self.panels = _panels_of(weight)
-        """Weights as panels: int32 [out / 32, in / 2 * 32], each number a pair of inputs of one output."""
+        """Weights as panels: int32 [out / 32, in / 2 * 32], each number holds a pair of inputs of one output."""
         self.bias: Array = np.zeros(self._num_outputs, np.float32) if bias is None else as_array(bias.float())
-        """float32 [out], zeros if there is none."""
+        """float32 [out], zeros if there is no bias."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Computes the product."""
@@ -82,13 +84,13 @@ def _panels_of(weight: Tensor) -> Array:
 
 
 def _make_multiply(num_rows: int) -> Any:
-    """Makes the function that multiplies so many rows with one panel."""
+    """Makes the function that multiplies `num_rows` rows with one panel."""
 
     @intrinsic
     def multiply(_context: Any, x: Any, panels: Any, bias: Any, out: Any, row: Any, last: Any, panel: Any) -> Any:
         """Writes out[row : row + num_rows, 32 * panel : 32 * panel + 32] up to row `last`, rounded to bfloat16.
 
-        `x` is a list, in which row `row` begins at row * in / 2, and pairs of all these rows lie side by side.
+        `x` is flat: row `row` begins at row * in / 2, and the pairs of all these rows lie side by side.
         """
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -131,7 +133,7 @@ class _PairSum:
         builder.store(first, self._place)
 
     def add(self, x: Any, y: Any) -> None:
-        # As the instruction's text: the compiler's name for it takes other types from one version to the next.
+        # As assembly text: the types of the compiler's intrinsic change from one version to the next.
         added = self._builder.asm(self._ADD, "vdpbf16ps $3, $2, $0", "=v,0,v,v", [self._value, x, y], False)
         self._builder.store(added, self._place)
 
@@ -159,8 +161,8 @@ _multiply_14 = _make_multiply(14)
 
 @numba.njit(inline="always")
 def _group_size(num_left: Any) -> Any:  # pragma: no cover
-    """Returns how many of the rows that are left are multiplied together: one, or an even number, the last of them
-    nobody's if they are odd. Groups are as large as one another, as far as that goes."""
+    """Returns how many of the remaining rows are multiplied together: one, or an even number; if the rows are odd, the
+    last one is padding. Groups are of equal size as far as possible."""
     if num_left == 1:
         return 1
     num_groups = (num_left + MAX_GROUP - 1) // MAX_GROUP
@@ -208,7 +210,7 @@ def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:
     num_rows, num_pairs = pairs.shape
     side_by_side = pairs[0]
     if num_rows > 1:
-        # Rows that are multiplied together are read together: a stream for each of them would be too many.
+        # Rows that are multiplied together are read as one stream: one stream for each would be too many.
         side_by_side = np.empty((num_rows + num_rows % 2) * num_pairs, np.int32)
         for block in numba.prange((num_pairs + PAIRS_AT_ONCE - 1) // PAIRS_AT_ONCE):
             begin, end = block * PAIRS_AT_ONCE, min((block + 1) * PAIRS_AT_ONCE, num_pairs)
@@ -230,7 +232,7 @@ _multiply, _add_and_norm, _gate_silu = multiply_bfloat16.compiled, add_and_norm.
 def norm_and_multiply(
     hidden: Array, summand: Array, norm: Array, epsilon: float, panels: Array, bias: Array, out: Array
 ) -> None:  # pragma: no cover
-    """Adds to the residual stream, and multiplies its norm: the beginning of a layer, up to its heads.
+    """Adds to the residual stream, and multiplies its norm: the first part of a layer, up to its heads.
 
     Args:
         hidden: float32 [rows, size], written.
@@ -260,7 +262,7 @@ def finish_layer(
     down_bias: Array,
     out: Array,
 ) -> None:  # pragma: no cover
-    """Computes what comes behind a layer's attention: its output, added to the residual stream, and the gated MLP.
+    """Computes the rest of a layer after its attention: the output, added to the residual stream, and the gated MLP.
 
     Args:
         attended: bfloat16's bits [rows, query heads * head_dim].
@@ -271,9 +273,9 @@ def finish_layer(
         epsilon: That of the norm.
         gate_up: Panels of gate and up, int32 [2 * gated / 32, size / 2 * 32].
         gate_up_bias: float32 [2 * gated].
-        down: Panels of the way down, int32 [size / 32, gated / 2 * 32].
+        down: Panels of the down-projection, int32 [size / 32, gated / 2 * 32].
         down_bias: float32 [size].
-        out: bfloat16's bits [rows, size], written: what has still to be added to the stream.
+        out: bfloat16's bits [rows, size], written: what still has to be added to the stream.
     """
     num_rows, size = hidden.shape
     summand, normed = np.empty((num_rows, size), np.uint16), np.empty((num_rows, size), np.uint16)

@@ -1,15 +1,17 @@
 """The best perturbed scores of large vocabularies on a CPU: noise only for tokens that can be among them.
 
-A row is folded into columns: of every column first only the largest logit is looked at. The steps:
+A row is folded into columns. At first only the largest logit of every column is looked at. The steps:
 
 1. The column with the largest logit of each stretch gives a floor: the k-th best of their perturbed scores.
-2. A token's noise is below `QUIET`, unless its hash is among the highest. Those tokens are found by the inverse of the
-   hash. Of the others only columns matter whose largest tempered logit comes within `QUIET` of the floor.
-3. Their tokens are hashed, without a look at their logits. A column's largest one says how high a hash must be.
-4. The few tokens that are left get their score, by the same float32 operations as in a row that is computed whole.
+2. A token's noise is below `QUIET` unless its hash is among the highest. The tokens with the highest hashes are found
+   by the inverse of the hash. The others matter only in columns whose largest tempered logit comes within `QUIET` of
+   the floor.
+3. The tokens of these columns are hashed, without reading their logits. A column's largest logit tells how high a hash
+   must be.
+4. The few tokens that are left get their score, by the same float32 operations as in a row that is computed as a whole.
 
-So results are the same bits as of the whole row. What is approximate (floor, bounds) errs to the safe side by
-`SLACK`, and decides only who is looked at.
+So results have the same bits as those of the whole row. Floor and bounds are approximate. They err on the safe side by
+`SLACK`, and decide only which tokens are looked at.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ Words = npt.NDArray[np.uint32]
 Indices = npt.NDArray[np.intp]
 
 DEPTH = 32
-"""Tokens of a column. More make a shorter list of columns, and more hashes that are computed for nothing."""
+"""Tokens of a column. More tokens make fewer columns, and more wasted hashes."""
 NUM_FIRST = 32
 """Columns that the floor is found in."""
 NUM_LOUD_WORDS = 4096
 QUIET = float(gumbel_of_words(np.array([2**32 - NUM_LOUD_WORDS], dtype=np.uint32))[0])
 """Noise of the least loud word: all lower words have less."""
 SLACK = 1e-4, 2.0**-20
-"""Absolute and relative allowance for what is approximate. Errors are below 1e-5 and 2**-23; a larger allowance only
-makes that a few more tokens are looked at."""
+"""Absolute and relative allowance for approximations. Errors are below 1e-5 and 2**-23; with a larger allowance only a
+few more tokens are looked at."""
 STEPS = 16
 """Entries of `_LEAST_WORDS` for a unit of noise."""
 
-# Of a column that lies j / STEPS to (j + 1) / STEPS below the floor: the least word that can lift it there.
-# -log(-log u) is at most -log(1 - u), and the word is 2**32 u - 0.5, and one less for what is rounded here.
+# Entry j is the least word that can lift a column to the floor from j / STEPS to (j + 1) / STEPS below it. -log(-log u)
+# is at most -log(1 - u), and the word is 2**32 u - 0.5, less one for rounding here.
 _BELOW = np.arange(STEPS * (int(QUIET) + 2)) / STEPS
 _LEAST_WORDS = np.maximum(2.0**32 * (1 - np.exp(-_BELOW)) - 2, 0).astype(np.uint32)
 
-# The compiler takes these as they are: an element of a tuple of Python's would be a number of 64 bits.
+# The compiler keeps the type of these: an element of a Python tuple would become a 64-bit number.
 _SHIFT_1, _FACTOR_1, _SHIFT_2, _FACTOR_2, _SHIFT_3 = (np.uint32(constant) for constant in LOWBIAS32)
 _SHIFT_4, _FACTOR_3, _SHIFT_5, _FACTOR_4, _SHIFT_6 = (np.uint32(constant) for constant in FMIX32)
 
@@ -66,7 +68,7 @@ def _hash_of(token_id: np.uint32, first_key: np.uint32, second_key: np.uint32) -
 def score_first_columns(
     logits: Floats, peaks: Floats, temperatures: Floats, keys: Words, starts: Words, scores: Floats
 ) -> None:  # pragma: no cover
-    """Scores the tokens of the column with the largest logit of each stretch, with noise that is a little low.
+    """Scores the tokens in the column of each stretch that has the largest logit, with noise that is a little too low.
 
     Args:
         logits: float32 [rows, vocab].
@@ -89,7 +91,8 @@ def score_first_columns(
             for level in range(depth):
                 token_id = np.uint32(starts[level] + np.uint32(largest))
                 word = _hash_of(token_id, first_key, second_key)
-                # -log(-log u) is at least log(u / (1 - u)). One logarithm in float32 is a fraction of the exact price.
+                # -log(-log u) is at least log(u / (1 - u)). One logarithm in float32 costs a fraction of the exact
+                # noise.
                 noise = np.log(np.float32(word) / (np.float32(np.uint32(~word)) + np.float32(0.5)))
                 scores[row, stretch * depth + level] = logits[row, token_id] / temperature + noise
 
@@ -114,7 +117,7 @@ def find_words(
         own, near = np.empty(depth, np.uint32), np.empty(num_columns, np.uint32)
         first_key, second_key, floor, count = keys[row, 0], keys[row, 1], floors[row], 0
         num_near = 0
-        # Without a branch, which a CPU would guess wrong every other time. False of what is no number.
+        # No branch, because a CPU would mispredict it every other time. False for NaN.
         for column in range(num_columns):
             near[num_near] = column
             num_near += int(floor - peaks[row, column] <= QUIET)
@@ -142,7 +145,7 @@ class Contenders:
         self.vocab_size = vocab_size
         depth = max(1, min(DEPTH, vocab_size // NUM_FIRST))
         self._num_columns = -(-vocab_size // depth)
-        # The last level reaches back into the one before where the vocabulary is no multiple of the depth.
+        # If the vocabulary is no multiple of the depth, the last level overlaps the one before.
         starts = np.minimum(np.arange(depth) * self._num_columns, vocab_size - self._num_columns)
         self._starts = starts.astype(np.uint32)
         self._overlap = depth * self._num_columns - vocab_size
@@ -160,10 +163,10 @@ class Contenders:
             k: At most the vocabulary size.
 
         Returns:
-            For each row k token ids and their scores, the best first, equals by the lower id. None if no finite score
-            is the k-th best: then all tokens must be looked at.
+            For each row k token ids and their scores, the best first, equals by the lower id. None if the k-th best
+            score is not finite: all tokens must be looked at then.
         """
-        # Infinities are cared for below, by being compared.
+        # The comparisons below take care of infinities.
         with np.errstate(all="ignore"):
             peaks = self._peaks(logits) / temperatures
             floors = self._floors(logits, peaks, temperatures, keys, k)
@@ -199,16 +202,16 @@ class Contenders:
         num_first = min(max(NUM_FIRST, k), self._num_columns)
         scores = np.empty((len(logits), num_first * len(self._starts)), dtype=np.float32)
         score_first_columns(logits, peaks, temperatures, keys, self._starts, scores)
-        # A token of two columns would count twice.
+        # A token that is in two columns would count twice.
         rank = min(2 * k if self._overlap else k, scores.shape[1])
         floors = np.partition(scores, scores.shape[1] - rank)[:, scores.shape[1] - rank].astype(np.float64)
         absolute, relative = SLACK
         floors -= absolute + relative * np.abs(floors)
-        # Anywhere in a row, what is no number would be looked over.
+        # NaN would be overlooked anywhere in a row.
         return np.where(np.isfinite(floors) & ~np.isnan(peaks.max(1)), floors, np.inf)
 
     def _over_floors(self, peaks: Floats, floors: Doubles, keys: Words) -> tuple[Indices, Words, Words]:
-        """Finds row, token id and word of the tokens that may reach their row's floor, but for loud ones."""
+        """Finds row, token id and word of the tokens that may reach their row's floor, without the loud ones."""
         num_rows = len(peaks)
         if num_rows > len(self._words):
             self._token_ids, self._words = (np.empty((num_rows, self._words.shape[1]), np.uint32) for _ in range(2))

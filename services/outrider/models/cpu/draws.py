@@ -1,4 +1,4 @@
-"""Draws on a CPU: from a large vocabulary with noise for those tokens alone that can win."""
+"""Draws on a CPU. With a large vocabulary, noise is computed only for tokens that can win."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from outrider.models.largest import LARGE_VOCAB_SIZE, argmax, leading
 from outrider.models.torch.draws import TorchDraws
 
 MANY_TOKENS = 8192
-"""Tokens: where filters leave more than these, only those that can win get noise again."""
+"""If filters leave more tokens than this, noise is again computed only for those that can win."""
 
 
 class CpuDraws(TorchDraws):
-    """Finds the best perturbed scores, see `Draws`. Of small vocabularies blocks of noise serve several output
+    """Finds the best perturbed scores, see `Draws`. For small vocabularies, a block of noise serves several output
     indices."""
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class CpuDraws(TorchDraws):
         return super().best(logits, draws, k)
 
     def _lazy_best(self, logits: Tensor, draws: RowDraws, k: int) -> list[Best]:
-        """Finds the best tokens of every row, and their scores, by noise for few: the best of `scores`, at most k.
-        Equal scores go by the lower id."""
+        """Finds at most k best tokens of every row, and their scores, with noise for few tokens. The results are those
+        of `scores`; equal scores go by the lower id."""
         if self._contenders is None or self._contenders.vocab_size != logits.shape[-1]:
             self._contenders = Contenders(logits.shape[-1])
         plain = [row for row, p in enumerate(draws.params) if not p.is_greedy and not p.has_filters]
@@ -65,14 +65,15 @@ def _is_lazy(logits: Tensor, draws: RowDraws) -> bool:
 def _of_contenders(
     contenders: Contenders, logits: npt.NDArray[np.float32], draws: RowDraws, k: int
 ) -> list[Best | None]:
-    """Asks for the k best tokens of rows as if they had no filters."""
+    """Finds the k best tokens of rows as if they had no filters."""
     keys = [row_key(p.seed, index) for p, index in zip(draws.params, draws.output_indices, strict=True)]
     column = np.array(temperatures(draws.params), dtype=np.float32)
     return contenders.best(logits, column, np.array(keys, dtype=np.uint32), k)
 
 
 def _best(contenders: Contenders, logits: Tensor, params: SamplingParams, output_index: int, k: int) -> Best:
-    """Finds the best tokens of one row [1, vocab] and their scores, by noise for those that its filters leave."""
+    """Finds the best tokens of one row [1, vocab] and their scores, with noise for the tokens that its filters
+    leave."""
     if params.is_greedy:
         if k == 1:
             return argmax(logits), []
@@ -82,11 +83,11 @@ def _best(contenders: Contenders, logits: Tensor, params: SamplingParams, output
     # With top_k nothing depends on the rest of the vocabulary.
     token_ids = leading(scaled, params.top_k or len(scaled))
     if not params.has_filters:
-        # Mostly a row of which few tokens are left, as of a residual or under a structure.
+        # Mostly a row with few tokens left, such as a residual or one under a structure.
         possible = np.flatnonzero(scaled != -np.inf)
         token_ids = possible if len(possible) >= k else token_ids
     allowed = allowed_of(torch.from_numpy(scaled[token_ids])[None], [params])
-    # Of a row that is not a number filters may leave nothing. It still gets a token.
+    # Filters may leave nothing of a row of NaN. It still gets a token.
     if allowed is not None and bool(allowed.any()):
         token_ids = token_ids[allowed.numpy()[0]]
         if len(token_ids) > MANY_TOKENS:

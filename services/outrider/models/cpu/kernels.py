@@ -1,12 +1,12 @@
 """Kernels for a CPU: attention and the steps between a layer's products, each as one call.
 
 Between two products of a layer torch runs up to twenty operators; at a few rows each of them costs more than its
-arithmetic. Here one compiled loop over rows does what they do together.
+arithmetic. Here one compiled loop over rows does the work of all of them.
 
 A kernel computes each row by itself, by the same instructions in the same order. So its bits depend neither on how many
 rows there are, nor on where their keys and values lie: sums over a text go by position.
 
-Tensors are passed as arrays. What is bfloat16 comes as uint16, its bits: numpy has no such type.
+Tensors are passed as arrays. bfloat16 is passed as uint16, its bits: numpy has no such type.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ TYPES = (torch.float32, torch.bfloat16)
 MAX_NUM_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 """Threads that numba has: one for each core."""
 GROUP = 4
-"""Rows whose attention is computed together, as far as they see the same places: each key is read once for them."""
+"""Rows whose attention is computed together, as far as they see the same places: each key is read once for all of
+them."""
 BLOCK = 256
 """Columns of a product that are computed together: their sums stay in a core's first cache."""
 
-# Sums may be split over the lanes of a vector. They are split once, when they are compiled, and so alike for all rows.
+# Sums may be split over the lanes of a vector. The compiler splits them once, and so alike for all rows.
 FAST_MATH = {"contract", "reassoc", "nsz"}
 
 _LOCK = threading.Lock()
@@ -61,7 +62,7 @@ _LOCK = threading.Lock()
 
 
 def _start_threads() -> None:
-    """Lets numba start its threads. It mostly shares torch's own, whose number it sets to that of the cores then."""
+    """Lets numba start its threads. It mostly shares torch's, and then sets their number to that of the cores."""
     num_threads = torch.get_num_threads()
     numba.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -69,24 +70,24 @@ def _start_threads() -> None:
 
 _start_threads()
 _MAY_OVERLAP = numba.threading_layer() != "workqueue"  # type: ignore[attr-defined]
-"""True if calls on one thread may run side by side."""
+"""True if calls that use one thread may run at the same time."""
 
 
 class Kernel:
     """Runs a compiled function on as many threads as torch uses.
 
     It is compiled at the first call, or read from numba's cache: once, for any number of threads. That number divides
-    the turns of a loop and changes nothing in them, so bits do not depend on it. (numba's cache could not tell apart a
-    version for one thread and one for several.)
+    the iterations of a loop and changes nothing in them, so bits do not depend on it. (numba's cache could not tell
+    apart a version for one thread and one for several.)
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.compiled = _compile(function)
-        """The same for other kernels to call. Its loops over threads stay loops over threads, which they would not in a
-        function that is inlined."""
+        """The compiled function, for other kernels to call. Its loops over threads stay parallel; in an inlined
+        function they would not."""
 
     def __call__(self, *arguments: object) -> None:
-        """Calls the function, which writes its results into arrays that it is given."""
+        """Calls the function, which writes its results into given arrays."""
         num_threads = min(torch.get_num_threads(), MAX_NUM_THREADS)
         if num_threads == 1 and _MAY_OVERLAP:
             numba.set_num_threads(1)
@@ -98,14 +99,14 @@ class Kernel:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    # numba warns of a function with no loop over threads of its own: one that only calls others.
+    # numba warns about a function that has no parallel loop of its own because it only calls others.
     has_loop = "prange" in function.__code__.co_names
-    # Divides as the CPU does: a check for zero in a loop would keep it from being one of vectors.
+    # Divides as the CPU does: a check for zero would keep a loop from being vectorised.
     make = partial(numba.njit, fastmath=FAST_MATH, nogil=True, error_model="numpy", parallel=has_loop)
     compiled: Callable[..., Any]
     try:
         compiled = make(cache=True)(function)
-    except RuntimeError:  # there is nowhere to keep what was compiled: each process compiles it anew
+    except RuntimeError:  # there is no place for the cache: each process compiles anew
         compiled = make()(function)
     return compiled
 
@@ -117,7 +118,7 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """Returns a view of a contiguous tensor in the computer's memory as an array."""
+    """Returns a view of a contiguous tensor in host memory as an array."""
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.view(torch.uint16)
     array: Array = tensor.numpy()
@@ -126,7 +127,7 @@ def as_array(tensor: Tensor) -> Array:
 
 @intrinsic
 def _float_of_bits(_context: Any, _bits: Any) -> Any:
-    """Takes the bits of an int32 as those of a float32."""
+    """Reinterprets the bits of an int32 as a float32."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], context.get_value_type(types.float32))
@@ -136,7 +137,7 @@ def _float_of_bits(_context: Any, _bits: Any) -> Any:
 
 @intrinsic
 def _bits_of_float(_context: Any, _value: Any) -> Any:
-    """Takes the bits of a float32 as those of a uint32."""
+    """Reinterprets the bits of a float32 as a uint32."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
@@ -156,7 +157,7 @@ def _widened_as(value: Any) -> Any:
 
 
 def _put(array: Any, index: Any, value: Any) -> None:
-    """Writes a float32 into an array of float32, or rounded into one of bfloat16's bits."""
+    """Writes a float32 into an array of float32, or, rounded, into one of bfloat16's bits."""
 
 
 @overload(_put, inline="always", strict=False)
@@ -169,7 +170,7 @@ def _put_into(array: Any, index: Any, value: Any) -> Any:
 
         def put(array: Any, index: Any, value: Any) -> None:
             bits = _bits_of_float(value)
-            # To the nearest, and of two as near to the even one. No value of a forward is so large that it overflows.
+            # Rounds to the nearest, ties to even. No value of a forward is so large that it overflows.
             bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
             array[index] = np.uint16(bits >> np.uint32(16))
 
@@ -180,10 +181,10 @@ def _put_into(array: Any, index: Any, value: Any) -> Any:
 def _exp(x: Any) -> Any:
     """Computes the exponential of a float32, to 1e-7 of itself: a polynomial, as the Cephes library has it.
 
-    A loop over it becomes one of vectors, which a call of the system's function does not.
+    A loop over it is vectorised; one that calls the system's function is not.
     """
     x = min(max(x, np.float32(-87.0)), np.float32(88.0))
-    # The nearest whole number: what is cut off is no negative number's.
+    # The nearest whole number: truncation rounds down, because the number is not negative.
     power = np.int32(x * np.float32(1.44269504) + np.float32(127.5))
     n = np.float32(power) - np.float32(127.0)
     r = x - n * np.float32(0.693359375)
@@ -198,8 +199,8 @@ def _exp(x: Any) -> Any:
     return y * _float_of_bits(np.int32(power << np.int32(23)))
 
 
-# Attention's own two loops are written in the compiler's language: left to itself it would split the sums of one row
-# otherwise than those of several, and their bits would differ.
+# Attention's own two loops are written in the compiler's language: left to itself the compiler would split the sums of
+# one row differently from those of several, and their bits would differ.
 
 
 def _make_score(num_rows: int, num_keys: int) -> Any:
@@ -318,13 +319,13 @@ def attend(
     Args:
         queries: float32 [rows, K, G, head_dim], scaled.
         data: float32 [2, K, slots, head_dim]: a layer's keys and values in the pool.
-        slots: int64: places in the pool, for each row those that it sees, by position.
+        slots: int64: for each row the places in the pool that it sees, by position.
         starts: int64 [rows]: where the places of each row begin in `slots`.
-        counts: int64 [rows that are somebody's]: how many there are; at least 1.
-        groups: int64 [groups + 1]: the first row of each group, and behind them the number of rows.
-        shared: int64 [groups]: how many of their first places all rows of a group of `GROUP` share.
+        counts: int64 [rows without padding]: number of places of each row; at least 1.
+        groups: int64 [groups + 1]: the first row of each group, and then the number of rows.
+        shared: int64 [groups]: how many first places all rows of a group of `GROUP` share.
         scores: float32 [threads, GROUP, most places of a row + head_dim]: room to work in.
-        out: [rows, K, G, head_dim]; rows that are nobody's are left as they are.
+        out: [rows, K, G, head_dim]; padding rows are left as they are.
     """
     _, num_heads, num_queries, head_dim = queries.shape
     num_tasks = (len(groups) - 1) * num_heads * num_queries
@@ -332,7 +333,7 @@ def attend(
     for worker in numba.prange(num_workers):
         own = scores[worker]
         sums = own[:, own.shape[1] - head_dim :]
-        # The last rows of a prompt see the most: workers take turns.
+        # The last rows of a prompt see the most, so groups are dealt to workers in turn.
         for task in range(worker, num_tasks, num_workers):
             group, head, query = task // (num_heads * num_queries), task // num_queries % num_heads, task % num_queries
             first, last = groups[group], groups[group + 1]
@@ -387,11 +388,11 @@ def store_heads(
     In the shapes, K stands for key-value heads and G for queries per key.
 
     Args:
-        heads: [rows, (G + 2) * K, head_dim]: queries, keys, values; of queries and keys dimensions 2i and 2i + 1 are
+        heads: [rows, (G + 2) * K, head_dim]: queries, keys, values; dimensions 2i and 2i + 1 of queries and keys are
             turned together.
         turns: float32 [positions, head_dim / 2, 2]: cosines and sines.
         position_ids: int64 [rows].
-        places: int64 [rows that are somebody's]: where their keys and values go.
+        places: int64 [rows without padding]: where their keys and values go.
         norms: float32 [(G + 1) * K, head_dim]: weights of the norms of queries and keys; empty if there are none.
         epsilon: That of the norms.
         scale: Factor of the queries.
@@ -406,7 +407,7 @@ def store_heads(
         for head in range(num_all):
             number = (head - num_queries) % num_keys
             if head >= num_queries and row >= len(places):
-                break  # a row that is nobody's is not kept
+                break  # a padding row is not stored
             given = heads[row, head]
             if head >= num_queries + num_keys:
                 value = data[1, number, places[row]]
@@ -465,7 +466,7 @@ def gate_silu(gate_up: Array, out: Array) -> None:  # pragma: no cover
     """Computes silu(gate) * up.
 
     Args:
-        gate_up: [rows, 2 * size]: gates, and behind them what is gated.
+        gate_up: [rows, 2 * size]: gates, and then the values that are gated.
         out: [rows, size], written.
     """
     num_rows, size = out.shape

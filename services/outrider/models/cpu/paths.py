@@ -1,4 +1,4 @@
-"""The paths that the rows of a forward see, laid out for the kernels of a CPU: places in the pool, by position."""
+"""Lays out the paths that the rows of a forward see, for the kernels of a CPU: places in the pool, by position."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Paths:
     """Holds the path of every row: where the keys and values of all tokens before it lie, and its own.
 
     A row of a chain and a row of a tree are alike here: both are a list of places, in the order of positions, so they
-    take the same way through the arithmetic. Rows of a chain share one list, of which each sees the beginning.
+    go through the same arithmetic. Rows of a chain share one list, and each sees its beginning.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -67,10 +67,11 @@ class Paths:
 
     def add_tree(self, cache: KVCache, visible: npt.NDArray[np.bool_]) -> None:
         """Adds rows that see what `visible` says: bool [rows, cache.length + rows], over slots."""
-        # Row by row, and within a row by slot. That is by position too: parents stand before their children.
+        # Row by row, and within a row by slot. That is also the order of positions: parents stand before their
+        # children.
         slots = np.nonzero(visible)[1]
         counts = visible.sum(1)
-        # Up to the first slot that a row does not see: all tokens that are committed, at least.
+        # Up to the first slot that a row does not see. That includes at least all committed tokens.
         leads = np.where(visible.all(1), visible.shape[1], visible.argmin(1))
         self._add(cache.places(slots), np.cumsum(counts) - counts, counts, leads)
 
@@ -89,12 +90,12 @@ class Paths:
         self._length += len(places)
 
     def finish(self) -> None:
-        """Puts the rows together, once all were added."""
+        """Joins the rows, after all were added."""
         self._slots = np.concatenate(self._lists)
         self._all_starts, self._all_counts = np.concatenate(self._starts), np.concatenate(self._counts)
         self._groups, self._shared = self._grouped()
         most = int(self._all_counts.max())
-        # Behind the scores a worker sums values, as many as a head is wide.
+        # After the scores there is room for a worker's sums, one for each dimension of a head.
         num_workers = torch.get_num_threads()
         self._scores = np.empty((num_workers, kernels.GROUP, most + self._head_dim), dtype=np.float32)
 
@@ -118,12 +119,12 @@ class Paths:
     def attend(
         self, data: npt.NDArray[np.float32], queries: npt.NDArray[np.float32], out: npt.NDArray[np.generic]
     ) -> None:
-        """Computes the attention of one layer, with all keys and values in their places.
+        """Computes the attention of one layer. All keys and values must be in their places.
 
         Args:
-            data: [2, key-value heads, slots, head_dim]: that of the layer.
+            data: [2, key-value heads, slots, head_dim]: the layer's keys and values.
             queries: [rows, key-value heads, queries per key, head_dim], scaled.
-            out: [rows, query heads * head_dim], written. Rows behind those that were added are left as they are.
+            out: [rows, query heads * head_dim], written. Rows after those that were added are left as they are.
         """
         found = out.reshape(queries.shape)
         kernels.attend(

@@ -1,5 +1,5 @@
-"""Products with weights that do not change, on a CPU: each by what is fastest for its matrix. The bits of a row do not
-depend on the number of rows."""
+"""Products with constant weights on a CPU, each computed in the way that is fastest for its matrix. The bits of a row
+do not depend on the number of rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
     if takes(weight):
         return PanelProduct(weight, bias)
     if weight.dtype is torch.float32 and weight.numel() < MIN_LARGE_ENTRIES:
-        # A draft model's: its step of one row takes half as long again by oneDNN.
+        # For draft models: a step of one row takes half as long again with oneDNN.
         return _make_small(weight, bias)
     return products.make_product(weight, bias)
 

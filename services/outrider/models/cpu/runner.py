@@ -20,7 +20,7 @@ from outrider.models.torch.runner import TorchRunner
 
 
 class CpuRunner(TorchRunner):
-    """Runs attention, what stands between the products of known layers, and some products by kernels."""
+    """Runs attention, the steps between the products of known layers, and some products by kernels."""
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("torch", "cpu")
 

@@ -21,7 +21,7 @@ from outrider.models.torch.steps import SILU_TYPES, torch_gate
 
 
 class _Buffers(threading.local):
-    """Keeps room for the results of steps, for each thread its own: a model may run in several in tests."""
+    """Keeps room for the results of steps, separately for each thread: in tests a model may run in several."""
 
     def __init__(self) -> None:
         self.by_size: dict[tuple[str, int], tuple[Tensor, Array]] = {}
@@ -42,7 +42,7 @@ class CpuSteps(Steps[CpuPlan]):
         self._rotary, self._table = rotary, rotary.up_to(0)
         self._turns = as_array(torch.view_as_real(self._table))
         self._dtype = dtype
-        # Those of another type are converted: nobody runs float16 on a CPU for speed.
+        # Other types are converted: float16 is never run on a CPU for speed.
         self._kernel_type = dtype if dtype in kernels.TYPES else torch.float32
         self._buffers = _Buffers()
 
@@ -100,7 +100,7 @@ class CpuSteps(Steps[CpuPlan]):
         return gate
 
     def heads(self, index: int, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """Makes the norm and the product of heads: one call where the product is by panels."""
+        """Makes the norm and the product of heads: one call if the product is by panels."""
         if not isinstance(qkv, PanelProduct):
             return super().heads(index, norm, qkv)
         weight, epsilon = as_array(norm.weight.float()), float(norm.variance_epsilon)
@@ -118,7 +118,7 @@ class CpuSteps(Steps[CpuPlan]):
     def mlp(
         self, index: int, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
     ) -> Callable[[Tensor, Tensor], Tensor | None]:
-        """Makes what comes behind attention: one call where all products are by panels."""
+        """Makes the function for what follows attention: one call if all products are by panels."""
         if not (
             isinstance(activation, SILU_TYPES)
             and isinstance(output, PanelProduct)
@@ -141,10 +141,10 @@ class CpuSteps(Steps[CpuPlan]):
         """Returns room for a step's result: a tensor, and its array."""
         buffers, key = self._buffers.by_size, (name, num_rows)
         if key not in buffers:
-            # Those of another number of rows are let go: after a prompt, they are large.
+            # Buffers for another number of rows are freed: after a prompt, they are large.
             for other in [other for other in buffers if other[1] != num_rows]:
                 del buffers[other]
-            # Not empty: rows that are nobody's are read as well, and are better numbers.
+            # Zeros: padding rows are read as well, and should not be NaN.
             tensor = torch.zeros(num_rows, size, dtype=self._kernel_type)
             buffers[key] = tensor, as_array(tensor)
         return buffers[key]
@@ -152,7 +152,7 @@ class CpuSteps(Steps[CpuPlan]):
     def _turns_up_to(self, last_position: int) -> Array:
         """Returns the turns of positions: float32 [positions, head_dim / 2, 2], cosines and sines."""
         table = self._rotary.up_to(last_position)
-        # Kept: every layer asks for it.
+        # Kept, because every layer asks for it.
         if table is not self._table:
             self._turns = as_array(torch.view_as_real(table))
             self._table = table

@@ -1,7 +1,8 @@
-"""Loops written in the compiler's own language, where its choice of instructions would cost bits or time.
+"""Loops written in the compiler's own language, for cases where its choice of instructions would change bits or cost
+time.
 
-Left to itself the compiler splits the sums of one row otherwise than those of several, and their bits differ. Here it
-is said which lanes are added, and in which order.
+Left to itself the compiler splits the sums of one row differently from those of several, and their bits differ. Here
+the code says which lanes are added, and in which order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 
 cgutils: Any = untyped_cgutils
-binding.initialize_native_asmparser()  # for instructions that are given as text
+binding.initialize_native_asmparser()  # for instructions given as text
 
 FLOAT, INDEX, LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 NUM_LANES = 8
@@ -24,7 +25,7 @@ VECTOR = ir.VectorType(FLOAT, NUM_LANES)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Declares a function as one that writes the compiler's own code. Its first argument is passed by numba alone."""
+    """Declares a function that generates the compiler's own code. Only numba passes its first argument."""
     return untyped_intrinsic(function)
 
 
@@ -99,7 +100,7 @@ def totals_of(builder: Any, vectors: Sequence[Any]) -> Any:
         ir.Constant(ir.VectorType(LANE, NUM_LANES), list(range(first, 2 * NUM_LANES, 2))) for first in (0, 1)
     )
     for _ in range(NUM_LANES.bit_length() - 1):
-        # Neighbours are added: of two vectors, or where there is one alone, of it and itself.
+        # Adds neighbours: of two vectors, or of one and itself if there is only one.
         left = [
             builder.fadd(builder.shuffle_vector(one, other, evens), builder.shuffle_vector(one, other, odds))
             for one, other in zip(left[::2], left[1::2] or left[:1], strict=True)
@@ -114,5 +115,5 @@ def loop(builder: Any, first: Any, last: Any, step: Any) -> Iterator[Any]:
 
 
 def multiple_of(builder: Any, count: Any, size: int) -> Any:
-    """Returns the largest multiple of a size that is not above a count."""
+    """Returns the largest multiple of `size` that is not above `count`."""
     return builder.mul(builder.sdiv(count, INDEX(size)), INDEX(size))

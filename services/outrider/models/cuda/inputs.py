@@ -188,8 +188,8 @@ def tree_paths(
     starts = [0, *stops[:-1]]
     parents = []
     for stop, count in zip(stops, counts, strict=True):
-        # The slot before its own. A row that sees nothing after the root comes right after it, and is first in its
-        # path.
+        # The slot before its own. A row that sees nothing from the root on stands right before the root, and is the
+        # first row.
         parent = seen[stop - 2] if count > 1 else -1
         parents.append(parent + root - own if count else -1)
     slots = columns + root

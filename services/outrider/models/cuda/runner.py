@@ -68,7 +68,7 @@ class CudaRunner(Runner):
         """True if all forwards have the same number of rows, so that libraries compute each row alike."""
         self._loop: DraftLoop | None = None
         if callable(num_blocks):
-            # Captured on trial with a pool of one block: the memory that is free then is free for the pool.
+            # Run on trial with a pool of one block: the memory that is free then is free for the pool.
             self._make_forwards(KVPool(self.cache_shape, 1, block_size, num_scratch_slots=1), None).warm()
         self.pool = KVPool(self.cache_shape, resolved(num_blocks), block_size, num_scratch_slots=1)
         self._capture()

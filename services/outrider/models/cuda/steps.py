@@ -75,7 +75,7 @@ class Kernels:
     splits_of: Callable[[int, int], int]
     multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
     compiler: str
-    """Name and version of the compiler of the kernels."""
+    """Version of the compiler of the kernels."""
 
     @classmethod
     def load(cls) -> Kernels:

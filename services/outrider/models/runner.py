@@ -20,9 +20,9 @@ from outrider.models.torch.products import Product
 __all__ = ["KVCache", "Runner", "Segment"]
 
 DEFAULT_NUM_BLOCKS = 1024
-"""Blocks of a pool where nobody says."""
+"""Default blocks of a pool."""
 NumBlocks = int | Callable[[], int]
-"""Blocks of a pool; or what says so, called when all else has its memory."""
+"""Blocks of a pool; or a function that returns them, called when everything else has its memory."""
 
 
 class Runner(ABC):
@@ -43,7 +43,7 @@ class Runner(ABC):
             is_fused: True if its layers are taken apart (`outrider.models.fusion`).
 
         Raises:
-            UnsupportedModel: The model has no head, or says no context.
+            UnsupportedModel: The model has no head, or states no context.
         """
         model.requires_grad_(False).train(False)
         self.cache_shape = cache_shape(model)
@@ -54,36 +54,36 @@ class Runner(ABC):
         self.vocab_size: int = head.weight.shape[0]
         """Width of the logits."""
         self.max_context_len, self.context_reason = context_of(config)
-        """Most slots of a chain; and why the model's own context is longer, empty if it is not."""
+        """Most slots of a chain; and the reason if the model's own context is longer, otherwise empty."""
         self.queries_per_key = config.num_attention_heads // self.cache_shape.num_heads
         """Query heads that share a key-value head."""
         self.is_fused = is_fused
         self.min_rows = 1
-        """Least rows of a forward; fewer are filled up. Without meaning where there are `buckets`."""
+        """Least rows of a forward; fewer are padded. Unused if there are `buckets`."""
 
     # What forwards are like.
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Numbers of rows, ascending, that forwards are filled up to: those within one cost the same. More rows than
-        the last one has are run in several forwards. Empty if a forward has as many rows as it is asked for."""
+        """Numbers of rows, ascending, that forwards are padded to: all forwards within one bucket cost the same. More
+        rows than the last bucket has run in several forwards. Empty if forwards are not padded to buckets."""
         return ()
 
     @property
     def takes_gaps(self) -> bool:
-        """True if positions of a session may be left out. A GPU's kernels read a slot for each of them."""
+        """True if positions of a session may be left out. A GPU's kernels read a slot for each position."""
         return True
 
     @property
     def graphs(self) -> str:
-        """The way in which forwards reach a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or
-        `none`, where there are no graphs for the device or for the model."""
+        """How forwards are launched on a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or `none`
+        if there are no graphs for the device or for the model."""
         return "none"
 
     @abstractmethod
     def exact_ways(self) -> Iterator[None]:
-        """Takes one way after the other in which rows may be exact, the fastest first. Whoever finds them exact asks
-        for no other one; after the last, rows are not exact."""
+        """Switches the runner to one way after the other in which rows may be exact, the fastest first. The caller
+        stops when it finds rows exact; after the last way, rows are not exact."""
 
     @abstractmethod
     def arithmetic(self) -> list[str]:
@@ -92,8 +92,8 @@ class Runner(ABC):
 
     @abstractmethod
     def large_products(self) -> list[tuple[Product, int]]:
-        """Returns the large products of the layers, each with its inputs, for measurements. None of a model that runs
-        as the library has it."""
+        """Returns the large products of the layers, each with its inputs, for measurements. Empty for a model that runs
+        by the library's own code."""
 
     # Forwards.
 
@@ -109,17 +109,17 @@ class Runner(ABC):
         draws: RowDraws | None = None,
         drawn: Tensor | None = None,
     ) -> Tensor:
-        """Appends the rows of every segment to its cache, and returns the logits that are wanted.
+        """Appends the rows of every segment to its cache, and returns the wanted logits.
 
         Args:
             segments: One for each session.
-            num_layers: Runs the first layers alone, for tests of the arithmetic. None means all; a model that runs as
-                the library has it runs all in any case.
-            draws: Describes how some of the wanted rows will be drawn from: a GPU is told so in the one copy that
-                brings the inputs of its forward. None tells it nothing.
-            drawn: Whole numbers [draws]: tokens that the device draws, or has drawn, without the host having read them.
-                Token ids of the segments may be placeholders for them (`outrider.models.packing.placeholder`). What is
-                below 0 counts as some token, so that its rows mean nothing. None: there are no placeholders.
+            num_layers: Runs the first layers alone, for tests of the arithmetic. None means all. A model that runs by
+                the library's own code always runs all.
+            draws: Describes how some of the wanted rows will be drawn from. A GPU gets it in the one copy that brings
+                the inputs of its forward. None means no description.
+            drawn: Whole numbers [draws]: tokens that the device draws, or has drawn, and that the host has not read.
+                Token ids of the segments may be placeholders for them (`outrider.models.packing.placeholder`). Numbers
+                below 0 count as some token, and their rows mean nothing. None means that there are no placeholders.
 
         Returns:
             float32 [sum of num_logits, vocab_size], in the order of the segments.
@@ -134,13 +134,13 @@ class Runner(ABC):
     def run(
         self, segments: Sequence[Segment], num_layers: int | None, draws: RowDraws | None, drawn: Tensor | None
     ) -> Tensor | None:
-        """Does what `forward` says, for one segment at least. Returns None if no logits are wanted."""
+        """Does the work of `forward` for at least one segment. Returns None if no logits are wanted."""
 
     # Several steps of chains at once.
 
     def make_loop(self) -> None:  # noqa: B027  # most runners have none
-        """Captures graphs of several steps of chains, which only draft models need, where forwards are graphs. Takes
-        seconds the first time, and belongs in the thread that loads; does nothing after that."""
+        """Captures graphs of several steps of chains, if forwards are graphs. Only draft models need them. Takes
+        seconds the first time, so call it in the thread that loads; does nothing after that."""
 
     @property
     def has_loop(self) -> bool:
@@ -148,7 +148,7 @@ class Runner(ABC):
         return False
 
     def loop_lens(self, num_steps: int) -> list[int]:
-        """Returns how many steps `draft` can make at once where so many are wanted; none without a loop."""
+        """Returns how many steps `draft` can make at once if `num_steps` are wanted; empty without a loop."""
         return []
 
     def draft(
@@ -158,21 +158,21 @@ class Runner(ABC):
         first_indices: Sequence[int],
         length: int,
     ) -> list[list[Best | None]]:
-        """Appends the rows of every segment to its cache, and finds the best tokens behind them for several steps, each
-        behind the best one of the step before.
+        """Appends the rows of every segment to its cache, and finds the best tokens after them for several steps, each
+        after the best token of the step before.
 
         Args:
-            segments: Chains of at most 128 rows, one for each session. Only their own rows count as used slots of
-                their caches afterwards. Those of the steps are written behind them; who goes on with a step's token
+            segments: Chains of at most 128 rows, one for each session. Only their own rows count as used slots of their
+                caches afterwards. Rows of the steps are written after them; a caller that goes on with a step's token
                 appends it.
             params: Parameters by which each session draws.
-            first_indices: For each session, how many tokens the generation put out before the first one drawn.
-            length: Steps: one of those that `loop_lens` returns.
+            first_indices: For each session, how many tokens the generation put out before the first one that is drawn.
+            length: Number of steps, one of those that `loop_lens` returns.
 
         Returns:
             For each segment and step, the `MAX_NUM_BEST` best tokens of `logits / temperature + noise` and their
             scores, the best first, equals by the lower id; scores of minus infinity stand for tokens that are not
-            allowed. None where the host has to draw. What stands behind that step means nothing.
+            allowed. None if the host has to draw. Results after that step mean nothing.
 
         Raises:
             ValueError: A segment is malformed, or has too many rows, or two share a cache. No cache has changed then.
@@ -182,7 +182,7 @@ class Runner(ABC):
 
 
 def resolved(num_blocks: NumBlocks) -> int:
-    """Returns the blocks of a pool, when all else has its memory."""
+    """Returns the blocks of a pool. Called when everything else has its memory."""
     return num_blocks() if callable(num_blocks) else num_blocks
 
 
@@ -195,9 +195,9 @@ def cache_shape(model: PreTrainedModel) -> CacheShape:
         raise UnsupportedModel(f"a {type(model).__name__} has no {'attention' if head is not None else 'head'}")
     return CacheShape(
         num_layers=config.num_hidden_layers,
-        # Missing or None where every query head has keys and values to itself.
+        # Missing or None if every query head has its own keys and values.
         num_heads=getattr(config, "num_key_value_heads", None) or num_queries,
-        # Heads may be wider than the quotient: Qwen3-0.6B has 16 of 128 at a hidden size of 1024.
+        # Heads may be wider than hidden size / heads: Qwen3-0.6B has 16 of 128 at a hidden size of 1024.
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_queries,
         # On a CPU sums are exact in float32 only, and attention of bfloat16 is several times as slow.
         dtype=torch.float32 if head.weight.device.type == "cpu" else head.weight.dtype,
@@ -206,28 +206,28 @@ def cache_shape(model: PreTrainedModel) -> CacheShape:
 
 
 class Context(NamedTuple):
-    """Holds the slots of a chain for which the runner is exact."""
+    """Holds the number of slots of a chain for which the runner is exact."""
 
     length: int
-    """Most of them."""
+    """Most slots."""
     reason: str = ""
     """Says why the model's own context is longer; empty if it is not."""
 
 
 def context_of(config: Any) -> Context:
-    """Returns the context for which the runner is exact, by the config of a model's text. Raises UnsupportedModel if it
-    says none."""
+    """Returns the context for which the runner is exact, by the config of the text model. Raises UnsupportedModel if it
+    states none."""
     whole: int | None = getattr(config, "max_position_embeddings", None)
     if not whole:
         raise UnsupportedModel("its config has no max_position_embeddings")
     contexts = [Context(whole)]
     window: int | None = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
-    # A sliding window hides only what lies further back than its width, so up to that length it is full attention.
-    # Mistral's config has a window and no `layer_types`: it is that of all layers.
+    # A sliding window hides only positions further back than its width, so up to that length it is full attention.
+    # Mistral's config has a window and no `layer_types`: the window applies to all layers.
     if window and (layer_types is None or "sliding_attention" in layer_types):
         contexts.append(Context(window, f"beyond {window} tokens its attention is a sliding window"))
-    # These choose their frequencies by the longest text of a call, for all texts in it. Up to this length they have one
+    # These choose their frequencies by the longest text of a call, for all texts in it. Up to this length there is one
     # choice. (`dynamic` begins to choose beyond the whole context.)
     for rope in _ropes(config):
         if rope.get("rope_type") == "longrope":

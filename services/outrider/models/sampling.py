@@ -22,26 +22,26 @@ from outrider.models.filters import GREATEST_TEMPERATURE, LEAST_TEMPERATURE, tem
 from outrider.models.largest import argmax, largest, wanted_rows
 
 Logits: TypeAlias = Tensor
-"""float32 [rows, vocab]: a name for signatures outside of this package, where torch is not at home."""
+"""float32 [rows, vocab]: a name for signatures outside of this package, which do not import torch."""
 
 NUM_NORMALISED = 8
 """Best perturbed scores over which the log-probabilities of drafted candidates are normalised."""
-# A draft model may be surer of the target's draw than its own probabilities say, because both share the noise and,
-# mostly, the order of the best tokens. Its log-probabilities are multiplied by these. Fitted by log-loss on 960
-# positions of held-out code, demo pair: best at 3 for temperature 0 (mean probability .95, agreement .95; without:
-# .79), 1.5 to 2 for 0.7 and 1 (.82 and .70; agreement .81 and .71; without: .71 and .54). They decide where chains end,
-# never what is accepted.
+# A draft model predicts the target's draw with more certainty than its own probabilities say, because both share the
+# noise and, mostly, the order of the best tokens. So its log-probabilities are multiplied by these. Fitted by log-loss
+# on 960 positions of held-out code, demo pair: best at 3 for temperature 0 (mean probability .95, agreement .95;
+# without: .79), 1.5 to 2 for 0.7 and 1 (.82 and .70; agreement .81 and .71; without: .71 and .54). They decide where
+# chains end, never what is accepted.
 GREEDY_SHARPNESS = 3.0
 SAMPLED_SHARPNESS = 1.7
 
 
 class Sampler:
-    """Draws for every row of a packed forward. A draw is a pure function; the only state is noise that is kept."""
+    """Draws for every row of a packed forward. A draw is a pure function; the only state is cached noise."""
 
     def __init__(self, draws: Draws | None = None) -> None:
         """
         Args:
-            draws: Finds the best tokens. None means those of the device that the logits lie on.
+            draws: Finds the best tokens. None chooses by the device of the logits.
         """
         self._draws = draws
 
@@ -62,8 +62,8 @@ class Sampler:
         Args:
             logits: float32 [rows, vocab].
             params: One for each row.
-            output_indices: For each row, how many tokens the generation put out before the one drawn here.
-            rows: `RowDraws.on_device`, where a forward has brought that to its device.
+            output_indices: For each row, how many tokens the generation put out before the one that is drawn here.
+            rows: `RowDraws.on_device`, if a forward has brought that to its device.
 
         Returns:
             A token id for each row.
@@ -78,7 +78,7 @@ class Sampler:
         output_indices: Sequence[int],
         rows: Tensor | None = None,
     ) -> DrawnTokens:
-        """Begins to draw the target's token for every row, see `draw`. A GPU is told of it, and not waited for."""
+        """Begins to draw the target's token for every row, see `draw`. A GPU is asked for it without waiting."""
         return self._draws_for(logits).begin(logits, RowDraws(params, output_indices, rows))
 
     @torch.inference_mode()
@@ -96,7 +96,7 @@ class Sampler:
         Args:
             logits: float32 [rows, vocab].
             params: One for each row.
-            output_indices: For each row, how many tokens the generation put out before the one drawn here.
+            output_indices: For each row, how many tokens the generation put out before the one that is drawn here.
             k: Most candidates of a row.
             is_raw: True for rows whose candidates are scored by the model's own probabilities, without temperature.
                 Empty means that no row is.
@@ -108,7 +108,7 @@ class Sampler:
             logits) times `SAMPLED_SHARPNESS` (`GREEDY_SHARPNESS`). A row has fewer if fewer tokens are allowed.
         """
         is_greedy = [p.is_greedy for p in params]
-        # At least as many as `ranked` normalises over, even where fewer are wanted.
+        # At least as many as `ranked` normalises over, even if fewer are wanted.
         count = min(max(k, NUM_NORMALISED), logits.shape[-1])
         best = self._draws_for(logits).best(logits, RowDraws(params, output_indices, rows), count)
         found = [ranked(of_row, k, is_greedy=greedy) for of_row, greedy in zip(best, is_greedy, strict=True)]
@@ -121,12 +121,12 @@ class Sampler:
     def draw_among(
         self, logits: Tensor, token_ids: npt.NDArray[np.intp], params: SamplingParams, output_index: int
     ) -> int:
-        """Draws from a few tokens of a row, as `draw` does where all others have a logit of minus infinity.
+        """Draws from a few tokens of a row, as `draw` does if all other tokens have a logit of minus infinity.
 
         Args:
             logits: float32 [1, vocab].
-            token_ids: Tokens that may be drawn, rising. Where all have minus infinity, they count as equal.
-            params: Of the row.
+            token_ids: Tokens that may be drawn, ascending. If all have minus infinity, they count as equal.
+            params: Parameters of the row.
             output_index: How many tokens the generation put out before.
         """
         few = logits[:, torch.from_numpy(token_ids).to(logits.device)].cpu()
@@ -153,8 +153,8 @@ def most_probable(logits: Tensor, temperatures: Sequence[float | None], k: int) 
         k: Most tokens of a row.
 
     Returns:
-        For each row token ids and weights, the most probable first: per mille of these tokens' probability, 1 at least.
-        An empty list where nothing is wanted.
+        For each row token ids and weights, the most probable first: per mille of these tokens' total probability, at
+        least 1. An empty list if nothing is wanted of the row.
     """
     return begin_most_probable(logits, temperatures, k)()
 
@@ -163,21 +163,21 @@ def most_probable(logits: Tensor, temperatures: Sequence[float | None], k: int) 
 def begin_most_probable(
     logits: Tensor, temperatures: Sequence[float | None], k: int
 ) -> Callable[[], list[list[tuple[int, int]]]]:
-    """Tells a device to find the most probable tokens, without waiting for it; returns what waits, and has the result
-    of `most_probable`."""
+    """Tells a device to find the most probable tokens, without waiting for it. Returns a function that waits and
+    returns what `most_probable` does."""
     found: list[list[tuple[int, int]]] = [[] for _ in temperatures]
     wanted = {row: temperature or 1.0 for row, temperature in enumerate(temperatures) if temperature is not None}
     if not wanted:
         return lambda: found
     logits, places = wanted_rows(logits, list(wanted))
-    # What is left to do with so few goes without another copy to a device.
+    # The rest, with so few tokens, is done without another copy to the device.
     copies = [HostCopy(leading) for leading in largest(logits, min(k, logits.shape[-1]))]
 
     def wait() -> list[list[tuple[int, int]]]:
         values, token_ids = (copy.wait()[list(places)] for copy in copies)
         divisors = [[min(max(divisor, LEAST_TEMPERATURE), GREATEST_TEMPERATURE)] for divisor in wanted.values()]
         shares = (values.double() / torch.tensor(divisors, dtype=torch.double)).softmax(-1)
-        # Of a row that is not a number the shares are none either: they count as 0.
+        # The shares of a row of NaN are NaN, too: they count as 0.
         weights = (1000 * shares.nan_to_num(0.0)).round().clamp_min(1).long()
         for row, ids, of_row in zip(wanted, token_ids.tolist(), weights.tolist(), strict=True):
             found[row] = list(zip(ids, of_row, strict=True))
@@ -190,24 +190,24 @@ def ranked(best: Best, k: int, *, is_greedy: bool, least_logprob: float = -math.
     """Ranks the best tokens of a row as `Sampler.candidates` does: at most k candidates, best first.
 
     Args:
-        best: At least `NUM_NORMALISED` tokens, or all that filters leave, and their scores, which fall. A filtered
-            token has minus infinity, and is left out.
+        best: At least `NUM_NORMALISED` tokens, or all that filters leave, and their scores, in falling order. A
+            filtered token has minus infinity, and is left out.
         k: Most candidates.
         is_greedy: True at temperature 0.
-        least_logprob: Candidates that are less probable are left out, but for the best one and its equals.
+        least_logprob: Less probable candidates are left out, except for the best one and its equals.
     """
     token_ids, scores = best
     sharpness = GREEDY_SHARPNESS if is_greedy else SAMPLED_SHARPNESS
-    # Python numbers: for eight of them, a tensor operator costs more than the arithmetic. The best score is taken off
+    # Python numbers: for eight of them, a tensor operator costs more than the arithmetic. The best score is subtracted
     # because `exp` must not overflow.
     sharp = [sharpness * (score - scores[0]) for score in scores]
     total = math.log(sum(map(math.exp, sharp[:NUM_NORMALISED])))
-    # Of a row with filters there may be one token alone.
+    # A row with filters may have a single token.
     if len(scores) > 1 and scores[1] < scores[0] and (k == 1 or sharp[1] - total < least_logprob):
         return [Candidate(token_ids[0], -total)]
     likely = sharp
     if least_logprob > -math.inf:
-        # What is not a number stays, too: a row always has candidates.
+        # NaN stays, too: a row always has candidates.
         likely = [score for score in sharp if not score - total < least_logprob or score == 0.0]
     # `topk` promises no order between equals.
     order = sorted(zip([-score for score in likely], token_ids, strict=False))[:k]
@@ -215,6 +215,6 @@ def ranked(best: Best, k: int, *, is_greedy: bool, least_logprob: float = -math.
 
 
 def _rescored(candidates: Sequence[Candidate], logprobs: Tensor) -> list[Candidate]:
-    """Returns candidates in their order with the log-probabilities of a row: float32 [vocab]."""
+    """Returns the candidates in the same order with log-probabilities from those of a row: float32 [vocab]."""
     own = logprobs[[candidate.token_id for candidate in candidates]].tolist()
     return [Candidate(each.token_id, logprob) for each, logprob in zip(candidates, own, strict=True)]

@@ -1,4 +1,4 @@
-"""The steps of a layer: what runs beside and between its products, for one kind of device."""
+"""The steps of a layer: everything but its products, for one kind of device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from outrider.models.torch.products import Product
 
 AddAndNorm = Callable[[Tensor, Tensor | None], Tensor]
-"""Maps the residual stream [rows, hidden], to which it adds what it is given, to its norm in the weights' type."""
+"""Adds its second argument to the residual stream [rows, hidden], and returns the stream's norm in the weights'
+type."""
 
 
 Layout = TypeVar("Layout")
@@ -48,9 +49,9 @@ class Steps(ABC, Generic[Layout]):
     def mlp(
         self, index: int, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
     ) -> Callable[[Tensor, Tensor], Tensor | None]:
-        """Makes the function of the residual stream, written, and of what was attended to, [rows, query heads *
-        head_dim]. It returns what the layer has still to add to the stream, as the steps' own norms take it, mostly
-        [rows, hidden]; None if that is done."""
+        """Makes the function of the residual stream, written, and of the attention's results, [rows, query heads *
+        head_dim]. It returns what the layer still has to add to the stream, as the steps' own norms take it, mostly
+        [rows, hidden]; None if nothing is left to add."""
         add_and_norm, gate = self.norm(norm), self.gate(activation)
 
         def mlp(hidden: Tensor, attended: Tensor) -> Tensor:

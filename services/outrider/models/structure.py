@@ -24,15 +24,15 @@ from outrider.models.sampling import Sampler
 MAX_DESCRIPTION_BYTES = 64 * 1024
 """Longest description of a grammar."""
 NUM_CACHED = 64
-"""Compiled grammars that are kept: an application asks for the same ones again and again."""
+"""Compiled grammars that are cached: an application asks for the same ones again and again."""
 MAX_FORCED = 64
-"""Most forced tokens that are drafted at a time: as many as a round verifies of a path."""
+"""Most forced tokens that are drafted at a time: as many as a round verifies on one path."""
 MANY_ALLOWED = 512
-"""Tokens: where a grammar allows more than these, a row is drawn whole. The noise of fewer is computed for them alone,
-which is a tenth of the work where a large vocabulary may only go on with a comma."""
+"""If a grammar allows more tokens than this, the whole row is drawn from. Otherwise noise is computed for the allowed
+tokens alone: a tenth of the work if, of a large vocabulary, only a comma may follow."""
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000)
-"""Bounds of time and memory of one grammar: 20 ms to begin with and 17 ms a token of the library's own measure, and
-some 100 MB."""
+"""Bounds of time and memory of one grammar: 20 ms at first and 17 ms a token by the library's own measure, and some 100
+MB."""
 
 
 ALLOWS_NOTHING = "allows no text at all"
@@ -41,11 +41,11 @@ _NOTHING_FOLLOWS = "NoExtensionBias"
 
 
 class BadStructure(ValueError):
-    """A description is none, or is too complex. The message says where."""
+    """A description is invalid or too complex. The message says where."""
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, and keeps them. Any thread may use it."""
+    """Compiles grammars for one tokenizer, and caches them. Any thread may use it."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[TokenId]) -> None:
         """
@@ -56,17 +56,17 @@ class Grammars:
         """
         self._hf_tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
         named = set(tokenizer.get_vocab().values())
-        # A tokenizer may have more tokens than the model. No mask lets them through: masks end with the model's.
+        # A tokenizer may have more tokens than the model. Masks end with the model's, so none lets the others through.
         self._num_tokens = max(vocab_size, max(named) + 1)
         self._holes = set(range(max(named))) - named
         self._lock = threading.Lock()
         self._tokenizers: dict[bool, llguidance.LLTokenizer] = {}
-        """The tokenizer in the library's form, by whether special tokens count as text."""
+        """The tokenizer in the library's form; the key is True if special tokens count as text."""
         self._cache: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
         self._plain: llguidance.LLTokenizer | None = None
 
     def token_bytes(self, token_ids: Sequence[TokenId]) -> list[bytes]:
-        """Returns the bytes that each token stands for; of a special token those that it is written as, of an id
+        """Returns the bytes that each token stands for: for a special token those that it is written as, for an id
         without a token none. Takes up to seconds the first time."""
         with self._lock:
             plain = self._plain_tokenizer()
@@ -78,19 +78,19 @@ class Grammars:
         ]
 
     def prepare(self, structure: Structure) -> None:
-        """Makes the tokenizer that a structure needs, which takes up to seconds, unless there is one."""
+        """Makes the tokenizer that a structure needs, unless there is one. Takes up to seconds."""
         self._ll_tokenizer(special_tokens_as_text=structure.special_tokens_as_text)
 
     def matcher(self, structure: Structure) -> GrammarMatcher:
         """Returns a matcher at the beginning of a text. Takes milliseconds, and without `prepare` up to seconds.
 
         Raises:
-            BadStructure: The description is none, or is too complex.
+            BadStructure: The description is invalid or too complex.
         """
         with self._lock:
             compiled = self._cache.get(structure)
         if compiled is None:
-            # Outside of the lock: one that takes long must not keep others from what is compiled already.
+            # Outside of the lock: a slow compilation must not keep others from compiled grammars.
             compiled = self._compiled(structure)
         with self._lock:
             self._cache[structure] = compiled
@@ -104,7 +104,7 @@ class Grammars:
         if length > MAX_DESCRIPTION_BYTES:
             raise BadStructure(f"must be at most {MAX_DESCRIPTION_BYTES} bytes long, got {length}")
         if structure.kind is StructureKind.JSON and structure.text.strip() == "false":
-            raise BadStructure(ALLOWS_NOTHING)  # the library takes options with objects only
+            raise BadStructure(ALLOWS_NOTHING)  # the library takes options only with objects
         try:
             grammar = _grammar_of(structure)
         except ValueError as error:
@@ -116,7 +116,7 @@ class Grammars:
         matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise BadStructure(f"does not compile: {_reason(matcher)}")
-        # Its first mask costs most: what is too complex shows here, before a token was generated.
+        # The first mask costs most: a grammar that is too complex fails here, before a token was generated.
         matcher.compute_bitmask()
         if matcher.is_error():
             reason = _reason(matcher)
@@ -135,14 +135,14 @@ class Grammars:
             return self._tokenizers[special_tokens_as_text]
 
     def _plain_tokenizer(self) -> llguidance.LLTokenizer:
-        """Returns the tokenizer as the library reads it by itself. The lock is held."""
+        """Returns the tokenizer as the library reads it by itself. The caller holds the lock."""
         if self._plain is None:
             text = _without_holes(self._backend().to_str(), self._holes)
             self._plain = llguidance.LLTokenizer(text, n_vocab=self._num_tokens, eos_token=self._eos_token_ids)
         return self._plain
 
     def _backend(self) -> Tokenizer:
-        # A copy: padding and truncation of the one that encodes prompts stay as they are.
+        # A copy, so that padding and truncation of the tokenizer that encodes prompts stay as they are.
         backend: Tokenizer = copy(self._hf_tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
@@ -158,9 +158,9 @@ class _Spelling:
         """
         Args:
             backend: The tokenizer.
-            plain: The same, as the library reads it by itself: it takes an added token for special where the tokenizer
-                says so, and where it is written as a tag.
-            special_tokens_as_text: Whether, of the added tokens, only those that end a text are special.
+            plain: The same tokenizer, as the library reads it by itself: an added token is special if the tokenizer
+                says so, or if it is written as a tag.
+            special_tokens_as_text: True if the only special added tokens are those that end a text.
         """
         self.eos_token_id, token_ids = plain.eos_tokens[0], range(plain.vocab_size)
         self.tokens = _bytes_of(plain, token_ids)
@@ -168,18 +168,18 @@ class _Spelling:
         if special_tokens_as_text:
             special = special - backend.get_added_tokens_decoder().keys() | set(plain.eos_tokens)
         else:
-            # A text that the grammar forces must not be cut into a special token, which then does not match it.
+            # A forced text must not be tokenized into a special token, which would not match the grammar.
             without = json.dumps({**json.loads(backend.to_str()), "added_tokens": []})
             self._cutting = llguidance.LLTokenizer(without, n_vocab=plain.vocab_size, eos_token=plain.eos_tokens)
         self.special_token_ids = sorted(special)
 
     def __call__(self, text: bytes) -> list[TokenId]:
-        # Not the backend's own way, which puts a blank before a text with some tokenizers.
+        # Not by the backend's own method: with some tokenizers it puts a blank before a text.
         return self._cutting.tokenize_bytes(text)
 
 
 def _without_holes(tokenizer: str, holes: Collection[TokenId]) -> str:
-    """Returns a tokenizer, as JSON, with a special token for each id that has none: the library counts tokens, and
+    """Returns a tokenizer, as JSON, with a special token for each id that has no token: the library counts tokens, and
     takes ids above their number for unknown."""
     if not holes:
         return tokenizer
@@ -206,8 +206,8 @@ def _grammar_of(structure: Structure) -> str:
         case StructureKind.JSON | StructureKind.JSON_OBJECT:
             schema = structure.text if structure.kind is StructureKind.JSON else '{"type": "object"}'
             if schema.strip() == "true":
-                schema = "{}"  # the same, and the library takes options with objects only
-            # Free whitespace is where models that feel done write blanks up to the limit.
+                schema = "{}"  # equivalent, and the library takes options only with objects
+            # With free whitespace, models that have finished write blanks up to the limit.
             return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
         case StructureKind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(structure.text)
@@ -220,13 +220,13 @@ def _grammar_of(structure: Structure) -> str:
 def _behind_marker(
     grammar: str, marker: str, tokenizer: llguidance.LLTokenizer, added: Mapping[TokenId, AddedToken]
 ) -> str:
-    """Returns the grammar of texts in which another one begins to hold behind a marker.
+    """Returns the grammar of texts in which another grammar holds after a marker.
 
-    Before the marker anything may stand, and the text may not end.
+    Before the marker anything may stand, but the text may not end.
     """
     # The library's own language is either a list of grammars in JSON, here of one, or one in Lark's notation.
     answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
-    # The library never takes these for their text: they are named.
+    # The library never matches these by their text, so they are named.
     named = {token_id: token for token_id, token in added.items() if tokenizer.is_special_token(token_id)}
     meant = [token_id for token_id, token in named.items() if token.content == marker]
     if meant:
@@ -239,7 +239,7 @@ def _behind_marker(
 
 
 def _regex_of(choices: Sequence[str]) -> str:
-    # Not `re.escape`, which escapes what Rust's expressions do not let be escaped.
+    # Not `re.escape`, which escapes characters that Rust's expressions do not allow to be escaped.
     return "|".join("".join(f"\\{c}" if c in r"\.+*?()|[]{}^$#&-~/" else c for c in choice) for choice in choices)
 
 
@@ -297,7 +297,7 @@ def draw_allowed(
 ) -> TokenId:
     """Draws a token for one row of logits, float32 [1, vocab], from those that may follow: see `Sampler.draw`.
 
-    Where other parameters have forbidden all of these, they count as equal: the grammar leaves no other choice.
+    If other parameters have forbidden all of these, they count as equal: the grammar leaves no other choice.
     """
     assert isinstance(matcher, GrammarMatcher)
     mask = matcher.mask()
@@ -305,26 +305,26 @@ def draw_allowed(
         (token_id,) = sampler.draw(_masked(logits, mask), [params], [output_index])
         return token_id
     token_ids = np.flatnonzero(mask)
-    # Nothing to draw, and nothing to wait for on a device.
+    # One token: there is nothing to draw, and no device to wait for.
     return int(token_ids[0]) if len(token_ids) == 1 else sampler.draw_among(logits, token_ids, params, output_index)
 
 
 @torch.inference_mode()
 def mask_row(logits: Tensor, row: int, matcher: Matcher) -> None:
-    """Takes what may not follow out of one row of logits, in place: float32 [rows, vocab].
+    """Masks the tokens that may not follow in one row of logits, in place: float32 [rows, vocab].
 
-    Where other parameters have forbidden all that may follow, it counts as equal.
+    If other parameters have forbidden all tokens that may follow, they count as equal.
     """
     assert isinstance(matcher, GrammarMatcher)
     logits[row] = _masked(logits[row : row + 1], matcher.mask())[0]
 
 
 def _masked(logits: Tensor, mask: npt.NDArray[np.bool_]) -> Tensor:
-    """Returns a row of logits with minus infinity for what is not allowed: float32 [1, vocab], a new one."""
+    """Returns a new row of logits with minus infinity for tokens that are not allowed: float32 [1, vocab]."""
     # The logits may be padded beyond the vocabulary.
     padded = np.zeros(logits.shape[-1], dtype=np.bool_)
     padded[: len(mask)] = mask
     allowed = torch.from_numpy(padded).to(logits.device)
     row = torch.where(allowed, logits, -torch.inf)
-    # A maximum is found in a twentieth of the time that comparing each value with minus infinity takes.
+    # Finding a maximum takes a twentieth of the time of comparing each value with minus infinity.
     return row if bool(row.amax() > -torch.inf) else torch.zeros_like(row).masked_fill_(~allowed, -torch.inf)

@@ -20,19 +20,20 @@ RESERVED_TEMPLATE_VARIABLES = frozenset(
     | inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
     | inspect.signature(render_jinja_template).parameters.keys()
 )
-"""Names that no further variable of a chat template can have: they are fields of a `Chat`, or what renders it has
-parameters of these names."""
+"""Names that no further variable of a chat template can have: they are fields of a `Chat`, or parameters of the
+function that renders it."""
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""The character that stands in a text for bytes that form none."""
+"""The character that stands in a text for bytes that form no character."""
 MAX_UNDECIDED = 64
-"""Tokens without the end of a character that are decoded together; of more, all but the last few are told."""
+"""Most tokens without the end of a character that are decoded together. Of more, all but the last few are decided."""
 MAX_LOOK_BACK = 256
-"""Tokens of a prompt among which one is sought that tells how the text goes on behind it."""
+"""Last tokens of a prompt that are searched for one that decides how the text after it is decoded."""
 MAX_CHARACTER_LEN = 4
 """Most bytes of a character in UTF-8, and so most tokens."""
 
-# What expressions raise on values that a template does not expect, beside its own errors: `'a' + 1`, `{}['a']`.
+# Exceptions that expressions raise on values that a template does not expect, besides its own errors: `'a' + 1`,
+# `{}['a']`.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -41,11 +42,11 @@ class NoChatTemplate(ValueError):
 
 
 class ChatRefused(ValueError):
-    """The tokenizer's chat template takes no such chat. The message is the template's own."""
+    """The tokenizer's chat template refuses the chat. The message is the template's own."""
 
 
 class NotInTemplate(ValueError):
-    """The tokenizer's chat template does not know a part of the chat, which `part` names as the field of `Chat`."""
+    """The tokenizer's chat template does not know a part of the chat. `part` is the name of that field of `Chat`."""
 
     def __init__(self, part: str, problem: str) -> None:
         super().__init__(problem)
@@ -54,17 +55,17 @@ class NotInTemplate(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Holds what a chat template gets, in the form that transformers documents."""
+    """Holds the input of a chat template, in the form that transformers documents."""
 
     messages: Sequence[Mapping[str, Any]]
-    """Messages with `role` and, as far as they have them, `content`, `name`, `tool_call_id` and `tool_calls`. The
-    arguments of a call are a dict."""
+    """Messages with `role` and, if present, `content`, `name`, `tool_call_id` and `tool_calls`. The arguments of a call
+    are a dict."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Tools that may be called: `{"type": "function", "function": {"name": ..., "parameters": {...}}}`."""
     add_generation_prompt: bool = True
-    """Ends the rendering with the beginning of an assistant's message."""
+    """True if the rendering ends with the beginning of an assistant's message."""
     continue_final_message: bool = False
-    """Leaves the last message open. It must have content, and goes without `add_generation_prompt`."""
+    """True if the last message is left open. It must have content, and `add_generation_prompt` must be False."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template. None of them is in `RESERVED_TEMPLATE_VARIABLES`."""
 
@@ -78,10 +79,10 @@ class TextCodec:
 
     @property
     def chat_template(self) -> str:
-        """The chat template; of several the one for chats with tools. Empty if there is none."""
+        """The chat template; if there are several, the one for chats with tools. Empty if there is none."""
         try:
             return str(self._tokenizer.get_chat_template(tools=[{}]))
-        except ValueError:  # there is none, or none by either name that transformers takes by itself
+        except ValueError:  # there is none, or none with either name that transformers chooses by itself
             return ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -89,8 +90,8 @@ class TextCodec:
         return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """Returns the ways in which a word is made of tokens: as it stands, and behind a space; as a text of its own,
-        which some tokenizers begin with a space, and within one."""
+        """Returns the ways in which a word is tokenized: as it stands, and after a space; as a text of its own, which
+        some tokenizers begin with a space, and within a text."""
         begin = self.encode("\n", add_special_tokens=False)
         found = []
         for text in (word, f" {word.lstrip()}"):
@@ -105,7 +106,7 @@ class TextCodec:
 
         Raises:
             NoChatTemplate: The tokenizer has no template.
-            ChatRefused: The template wants other roles, another order of them, or other values.
+            ChatRefused: The template requires other roles, another order of them, or other values.
             NotInTemplate: The template ignores tools or a variable, or changes the message that is to be continued.
         """
         if self._tokenizer.chat_template is None:
@@ -114,7 +115,7 @@ class TextCodec:
         self._check_variables(chat)
         if chat.tools and rendered == self._rendered_without_tools(chat):
             raise NotInTemplate("tools", "the chat template of the target's tokenizer ignores tools")
-        # The template has written them already.
+        # The template has written the special tokens already.
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def _rendered(self, chat: Chat, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -137,9 +138,9 @@ class TextCodec:
         if not chat.continue_final_message:
             return rendered
         try:
-            # Only now: what else is wrong with the chat was raised above, so this error is about the continuation.
+            # Checked last: other errors of the chat were raised above, so this error is about the continuation.
             rendered = str(self._tokenizer.apply_chat_template(messages, continue_final_message=True, **options))
-            # transformers lets a template trim the message, and then the model goes on with another text.
+            # transformers lets a template trim the message, and the model would then continue another text.
             is_open = rendered.endswith(messages[-1]["content"])
         except _TEMPLATE_ERRORS:
             is_open = False
@@ -149,8 +150,8 @@ class TextCodec:
         return rendered
 
     def _in_roles_of_the_template(self, chat: Chat) -> list[Mapping[str, Any]]:
-        """Returns the messages; those of the developer are the system's where the template has no word of developers:
-        it is OpenAI's newer name for the same, and the model has never seen it."""
+        """Returns the messages. The developer's become the system's if the template does not mention developers: that
+        is OpenAI's newer name for the same role, and the model has never seen it."""
         template = self._tokenizer.get_chat_template(tools=list(chat.tools) or None)
         if "developer" in template:
             return list(chat.messages)
@@ -159,7 +160,7 @@ class TextCodec:
         ]
 
     def _rendered_without_tools(self, chat: Chat) -> str | None:
-        """Renders the chat as if it had no tools; None where the template refuses that."""
+        """Renders the chat as if it had no tools; None if the template refuses that."""
         try:
             return self._rendered(chat, ())
         except (ChatRefused, NotInTemplate):
@@ -181,13 +182,13 @@ class TextCodec:
     def stream(
         self, *, after: Sequence[int] = (), keeps_first_space: bool = False, skip_special_tokens: bool = True
     ) -> TextStream:
-        """Makes a decoder for tokens that arrive bit by bit.
+        """Makes a decoder for tokens that arrive gradually.
 
         Args:
-            after: Tokens that precede them: where these have a text, a decoder that strips the first space of a text
+            after: Tokens that precede them. If these have a text, a decoder that strips the first space of a text
                 strips none of what follows.
-            keeps_first_space: Strips none in any case.
-            skip_special_tokens: Leaves special tokens out.
+            keeps_first_space: True if the first space is never stripped.
+            skip_special_tokens: True if special tokens are left out.
         """
         context = self._context(after, skip_special_tokens=skip_special_tokens)
         if context is None and keeps_first_space:
@@ -195,10 +196,10 @@ class TextCodec:
         return TextStream(self, context, skip_special_tokens=skip_special_tokens)
 
     def _context(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> int | None:
-        """Returns a token behind which a text is decoded as it is behind these; None where they have no text.
+        """Returns a token after which a text is decoded as it is after these; None if they have no text.
 
-        One will do: what a decoder does with a token depends on whether it is the first, or the last. It must be whole:
-        what the prompt has of a character's bytes is no part of the text behind it.
+        One token is enough: what a decoder does with a token depends only on whether it is the first or the last. It
+        must be whole: bytes of a character in the prompt are no part of the text after it.
         """
         has_text = False
         for token_id in token_ids[: -MAX_LOOK_BACK - 1 : -1]:
@@ -209,15 +210,15 @@ class TextCodec:
         return self._word if has_text else None
 
     def _is_whole(self, token_id: int) -> bool:
-        """Returns False for a token that may be a part of a character's bytes."""
+        """Returns False for a token that may hold a part of a character's bytes."""
         if token_id in self.byte_ids:
             return False
-        # The names of tokens of bytes are made of letters that stand for them.
+        # Tokens of byte-level vocabularies are named by letters that stand for bytes.
         return BROKEN not in self._text_of(token_id) or BROKEN in self._backend.id_to_token(token_id)
 
     @cached_property
     def _word(self) -> int | None:
-        """A token that has a text in any place; None if there is none."""
+        """A token that has a text wherever it stands; None if there is none."""
         for token_id in range(self._backend.get_vocab_size()):
             is_silent = self.is_silent(token_id, skip_special_tokens=True)
             if not is_silent and self._is_whole(token_id) and self._text_of(token_id).strip():
@@ -228,7 +229,7 @@ class TextCodec:
         return self.decode([token_id], skip_special_tokens=False)
 
     def is_silent(self, token_id: int, *, skip_special_tokens: bool) -> bool:
-        """Returns True for a token that has no part in a text: one that is left out, or that the tokenizer lacks."""
+        """Returns True for a token that adds nothing to a text: one that is left out, or that the tokenizer lacks."""
         is_left_out = skip_special_tokens and token_id in self.special_tokens
         return is_left_out or self._backend.id_to_token(token_id) is None
 
@@ -243,7 +244,7 @@ class TextCodec:
         """Tokens that are single bytes, as vocabularies with byte fallback have them."""
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         ids = {name: self._backend.token_to_id(name) for name in names}
-        # Without byte fallback the same names are words like any others.
+        # Without byte fallback the same names are ordinary words.
         return frozenset(
             token_id
             for name, token_id in ids.items()
@@ -252,24 +253,24 @@ class TextCodec:
 
 
 class TextStream:
-    """Decodes a growing run of tokens. Joined, its pieces are the text of the whole run. No tokens make it fail.
+    """Decodes a growing run of tokens. The joined pieces are the text of the whole run. It fails on no tokens.
 
     Bytes of a character wait for the rest of it. Tokens that are single bytes wait until another kind of token follows:
-    where some of them form no character, the whole decoder breaks those next to them, too.
+    if some of them form no character, the whole decoder breaks those next to them, too.
     """
 
     def __init__(self, codec: TextCodec, context: int | None, *, skip_special_tokens: bool) -> None:
         """`context`: a token that precedes all of them; None if there is none."""
         self._codec, self._skip_special_tokens = codec, skip_special_tokens
         self._context: list[int] = [] if context is None else [context]
-        """The latest tokens whose text is told: what follows is decoded behind them, for its spaces."""
+        """The latest tokens whose text was returned. Later tokens are decoded after them, so that spaces are right."""
         self._told = codec.decode(self._context, skip_special_tokens=skip_special_tokens)
         """Their text, decoded alone."""
         self._undecided: list[int] = []
         self.num_characters = 0
-        """Characters of the text that is decided so far, those of `finish` not counted."""
+        """Characters of the text that is decided so far, without those of `finish`."""
         self.outlook = ""
-        """The text that the undecided tokens add if it ends behind the latest whole character of theirs."""
+        """The text that the undecided tokens add if the text ends after their latest whole character."""
 
     def step(self, token_ids: Sequence[int]) -> str:
         """Returns the text that these tokens decide."""
@@ -293,19 +294,19 @@ class TextStream:
         return piece
 
     def _look_out(self) -> None:
-        """Brings the outlook up to date behind a single byte."""
-        # Bytes beyond would be decoded again and again: their text comes when they end.
+        """Updates the outlook after a single byte."""
+        # Further bytes would be decoded again and again: their text comes when they end.
         if len(self._undecided) < MAX_UNDECIDED and not (text := self._decoded(len(self._undecided))).endswith(BROKEN):
             self.outlook = text
 
     def _surely_decided(self, text: str) -> tuple[int, str]:
-        """Returns how many tokens are decided of many whose text ends within a character, and the text of these."""
-        # Each token has a byte at least: what precedes the bytes of one character can become no other text.
+        """Returns how many tokens are decided if the text of many ends within a character, and their text."""
+        # Each token has at least one byte: the text before the last character's possible bytes cannot change any more.
         num_decided = len(self._undecided) - MAX_CHARACTER_LEN + 1
         if num_decided < MAX_UNDECIDED or self._undecided[num_decided - 1] in self._codec.byte_ids:
             return 0, ""
         piece = self._decoded(num_decided)
-        # A character that stands across the end of these tokens is waited for.
+        # A character that spans the end of these tokens waits for its remaining bytes.
         return (num_decided, piece) if text.startswith(piece) else (0, "")
 
     def _decoded(self, num_tokens: int) -> str:
@@ -314,5 +315,5 @@ class TextStream:
         return self._codec.decode(token_ids, skip_special_tokens=self._skip_special_tokens)[len(self._told) :]
 
     def finish(self) -> str:
-        """Returns the text of the tokens that are undecided still. No more may follow."""
+        """Returns the text of the tokens that are still undecided. No more tokens may follow."""
         return self._decoded(len(self._undecided)) if self._undecided else ""

@@ -1,4 +1,4 @@
-"""Threads in which models are loaded. Imports no torch: whoever calls this may not want to wait for that."""
+"""Threads in which models are loaded. Imports no torch, because a caller may not want to wait for that."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Loaded = TypeVar("Loaded")
 
 
 async def in_own_thread(load: Callable[[], Loaded]) -> Loaded:
-    """Runs what loads and measures a model in a thread that ends with it, not in one that is kept.
+    """Runs a function that loads and measures a model in a thread that ends afterwards, not in one of a pool.
 
-    OpenMP holds helpers for every thread that has computed. With more of them than cores it puts all to sleep between
-    two operators instead of letting them wait awake, and a forward on two threads takes 1.6 times as long.
+    OpenMP keeps helpers for every thread that has computed. If there are more helpers than cores, they sleep between
+    two operators instead of spinning, and a forward on two threads takes 1.6 times as long.
 
-    A caller that is cancelled does not end the thread: it loads on, and nobody takes its result.
+    Cancelling the caller does not end the thread: it goes on loading, and its result is dropped.
     """
     pool = ThreadPoolExecutor(1, "loading")
     try:
-        # In the caller's context, which says whose log lines these are.
+        # In the caller's context, which labels the log lines.
         return await asyncio.get_running_loop().run_in_executor(pool, contextvars.copy_context().run, load)
     finally:
         pool.shutdown(wait=False)

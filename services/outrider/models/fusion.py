@@ -1,12 +1,12 @@
 """Surgery on Hugging Face models: the same weights and arithmetic, in far fewer operator calls.
 
-A decoder layer of the library makes about 40 operator calls and as many Python calls; at a few rows that is most of
-a small model's time. For families whose layers are known to be alike, the modules of a layer are taken apart and
-their weights put together again as one product for queries, keys and values, one for gate and up, and a rotary
-embedding that is a single complex multiplication. Any other model runs as it is (`outrider.models.runner`).
+A decoder layer of the library makes about 40 operator calls and as many Python calls; at a few rows that is most of a
+small model's time. For families whose layers are known to be alike, the modules of a layer are taken apart. Their
+weights become one product for queries, keys and values, one for gate and up, and a rotary embedding that is a single
+complex multiplication. Any other model runs as it is (`outrider.models.runner`).
 
-Where arithmetic may differ, it is more precise: on a CPU the residual stream, the norms, the rotary embedding and
-the attention stay in float32 even if the weights are bfloat16 (and attention of one row is five times as fast).
+If the arithmetic differs, it is more precise: on a CPU the residual stream, the norms, the rotary embedding and the
+attention stay in float32 even if the weights are bfloat16 (and attention of one row is five times as fast).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outrider.models.torch.plan import Plan
 from outrider.models.torch.products import MIN_LARGE_ENTRIES, MakeProduct, Product, concatenate
 
 FUSABLE_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Families whose code was compared with this one. Others share the names of modules, but not the arithmetic."""
+"""Families whose code was compared with this code. Others share the names of modules, but not the arithmetic."""
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 
@@ -34,7 +34,7 @@ _MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 def is_fusable(model: Any) -> bool:
-    """Returns True if the model is built of exactly the parts that `FusedStack` knows."""
+    """Returns True if the model consists of exactly the parts that `FusedStack` knows."""
     inner = model.base_model
     rope: dict[str, Any] = getattr(model.config, "rope_parameters", None) or {}
     return (
@@ -78,14 +78,14 @@ class FusedStack:
         """
         Args:
             model: One that `is_fusable`.
-            make_steps: Makes the steps of the layers, by the model's rotary embedding.
+            make_steps: Makes the steps of the layers, given the model's rotary embedding.
             make_product: Makes the products of the layers.
             stream: Type of the residual stream.
         """
         inner = model.base_model
         self._stream, self._embedding = stream, inner.embed_tokens.weight
         steps = make_steps(RotaryTable(inner.rotary_emb.inv_freq, inner.rotary_emb.attention_scaling))
-        # From here on the list alone holds the layers: `pop` lets each one's weights go as soon as it is fused.
+        # From here on only the list holds the layers: `pop` frees each layer's weights as soon as it is fused.
         layers = list(inner.layers)
         inner.layers = nn.ModuleList()
         self._layers = [FusedLayer(index, layers.pop(0), steps, make_product) for index in range(len(layers))]
@@ -103,7 +103,7 @@ class FusedStack:
     def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:
         """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden], in the weights' type."""
         hidden, summand = self._below_norm(plan.token_ids, plan, num_layers)
-        # The other rows have done their part: their keys and values are in the caches.
+        # The other rows are no longer needed: their keys and values are in the caches.
         if not plan.wants_all_rows:
             hidden = hidden[plan.wanted_rows]
             summand = None if summand is None else summand[plan.wanted_rows]
@@ -114,8 +114,8 @@ class FusedStack:
 
         Args:
             token_ids: [rows].
-            layout: What the attention of its steps takes.
-            num_layers: Runs the first layers alone; None means all.
+            layout: Layout for the attention of the steps.
+            num_layers: Number of first layers to run; None means all.
         """
         return self._norm(*self._below_norm(token_ids, layout, num_layers))
 
@@ -128,7 +128,7 @@ class FusedStack:
 
 
 class FusedLayer:
-    """Runs a decoder layer: attention and gated MLP, each behind a norm and added to the residual stream."""
+    """Runs a decoder layer: attention and gated MLP, each after a norm and added to the residual stream."""
 
     def __init__(self, index: int, layer: Any, steps: Steps[Any], make: MakeProduct) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -153,12 +153,12 @@ class FusedLayer:
 
         Args:
             hidden: [rows, hidden]: the residual stream, written.
-            summand: [rows, hidden], or as its steps have it: what the layer before has still to add to it; None if that
-                is nothing.
-            layout: What the attention of its steps takes: a `Plan`, for most.
+            summand: [rows, hidden], or another form that the steps define: what the layer before still has to add to
+                the stream; None if that is nothing.
+            layout: Layout for the attention of the steps, mostly a `Plan`.
 
         Returns:
-            The same for this layer.
+            What this layer still has to add to the stream, likewise.
         """
         return self._mlp(hidden, self._attend(self._heads(hidden, summand), layout))
 
@@ -166,7 +166,7 @@ class FusedLayer:
 def _make_qkv(attention: Any, make: MakeProduct) -> Product:
     """Makes one product for queries, keys and values, with the halves that turn together interleaved."""
     weight, bias = concatenate([attention.q_proj, attention.k_proj, attention.v_proj])
-    # The library turns dimension i with i + d/2, a complex product wants them side by side. Scores do not change when
+    # The library turns dimension i with i + d/2; a complex product needs them side by side. Scores do not change when
     # queries and keys are reordered alike. Values are not turned and keep their order, which `o_proj` expects.
     num_turned = attention.q_proj.out_features + attention.k_proj.out_features
     order = torch.arange(weight.shape[0], device=weight.device)

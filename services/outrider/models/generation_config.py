@@ -1,4 +1,4 @@
-"""The `generation_config.json` of a model: how its makers would have tokens drawn from it."""
+"""The `generation_config.json` of a model: the sampling that its makers recommend."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _NUMBERS = {"temperature", "top_p", "min_p", "repetition_penalty"}
 _WHOLE_NUMBERS = {"top_k": -1, "max_new_tokens": 1}
 """Fields that are whole numbers, and their least values."""
 _MAX = 2**31 - 1
-"""Largest whole number that a request can have."""
+"""Largest whole number that a request can contain."""
 
 
 def default_sampling(checkpoint: str) -> Mapping[str, float]:
-    """Returns the sampling that a model's file asks for: what counts where a request says nothing.
+    """Returns the sampling that a model's file asks for: the defaults of requests.
 
     Fields are those that vLLM takes, by their names in `SamplingParams`: temperature, top_p, top_k, min_p,
     repetition_penalty, max_tokens. `do_sample: false` is temperature 0.
 
     Args:
-        checkpoint: A folder, or a name on the Hugging Face hub whose files are in the cache.
+        checkpoint: A folder, or a name on the Hugging Face hub, whose files must be in the cache.
 
     Raises:
         CannotLoadModel: The file cannot be read or is no JSON object, or a value of it is outside its range. The
@@ -44,7 +44,7 @@ def default_sampling(checkpoint: str) -> Mapping[str, float]:
         check(isinstance(given, dict), "it", "a JSON object", type(given).__name__)
         given = {name: value for name, value in given.items() if value is not None}
         found = _checked(given)
-    # Of what is no JSON, or no text, too.
+    # Also raised for a file that is no JSON, or no text.
     except (OSError, ValueError) as error:
         raise CannotLoadModel(f"--generation-config auto: {path}: {error}; with none it is left out") from error
     unused = sorted(name for name in given if not _is_known(name))
@@ -71,7 +71,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, float]:
         if name in given:
             is_whole = type(given[name]) is int and least <= given[name] <= _MAX
             check(is_whole, name, f"a whole number in [{least}, {_MAX}]", repr(given[name]))
-            found[name] = max(0, given[name])  # a top_k of -1 is all tokens, too
+            found[name] = max(0, given[name])  # a top_k of -1 also means all tokens
     max_tokens = found.pop("max_new_tokens", None)
     try:
         SamplingParams(**found)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Loads a model by its name: into a runner, with what the services must know about it."""
+"""Loads a model by its name into a runner, with the facts that the services need."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class CannotLoadModel(Exception):
-    """The model of a service cannot be had: mostly a matter of the settings, or else of a disk or the network. The
+    """The model of a service cannot be loaded, mostly because of the settings, or else of a disk or the network. The
     message names the flag."""
 
 
@@ -93,29 +93,30 @@ class ModelFlags(Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Holds a model that is ready to run, and what a service must know of it."""
+    """Holds a model that is ready to run, and the facts that a service needs."""
 
     runner: Runner
     tokenizer: Any
     """A fast tokenizer of transformers."""
     tokenizer_hash: str
-    """Hex SHA-256 of what the tokenizer does. Target and draft must have the same."""
+    """Hex SHA-256 of the tokenizer's behaviour. Target and draft must have the same."""
     vocab_size: int
-    """Token ids are below this: they have a name, but for holes, and rows in the model. The logits may be wider, padded
-    to a round number."""
+    """Token ids are below this: they have rows in the model and, except for holes, a name. The logits may be wider,
+    padded to a round number."""
     eos_token_ids: tuple[int, ...]
     model_id: str
     max_context_len: int
     exactness: Exactness
-    """Says whether the bits of a row depend on nothing but its text."""
+    """Says whether the bits of a row depend only on its text."""
     checkpoint: str = ""
-    """The folder that it was read from, or its name on the Hugging Face hub."""
+    """Folder that the model was read from, or its name on the Hugging Face hub."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    """Sampling that counts where a request says nothing, see `outrider.models.generation_config`."""
+    """Sampling defaults of requests, see `outrider.models.generation_config`."""
 
     @property
     def numerics_id(self) -> str:
-        """Hash of what the bits of the logits depend on; empty where they may differ from forward to forward."""
+        """Hash of everything that the bits of the logits depend on; empty if they may differ from forward to
+        forward."""
         return self.exactness.numerics_id
 
     @property
@@ -151,31 +152,31 @@ def load_model(
     Args:
         model_id: `demo/target`, `demo/draft`, an inflated one (`demo/target-100m`, `demo/target-300m`, `demo/draft-c5`)
             or `demo/draft-untrained` (see `outrider.models.demo.inflate`), a folder, or a name on the Hugging Face hub.
-        dtype: `auto`, or a key of `DTYPES`. `auto` is float32 for the demo pair, bfloat16 for what is inflated
+        dtype: `auto`, or a key of `DTYPES`. `auto` is float32 for the demo pair, bfloat16 for models that are inflated
             from it, and the checkpoint's own type for others; bfloat16 is replaced by float32 on a CPU without it.
         device: A torch device.
-        fuse: Takes known layers apart for speed.
-        exact: `auto` tries whether rows are exact (`outrider.models.exactness`) and says so if they are not; `require`
-            refuses the model then; `off` does not try.
+        fuse: True if known layers are taken apart for speed.
+        exact: `auto` tests whether rows are exact (`outrider.models.exactness`) and reports if they are not; `require`
+            then refuses the model; `off` does not test.
         num_tokens: Tokens whose keys and values fit into the pool; 0 means `default_num_tokens`.
         block_size: Tokens of a block of the pool.
         num_sessions: Most sessions at a time.
-        use_graphs: Captures forwards as graphs, on a GPU.
-        weights: Those of the model, as `build_hf_model` has built them. None means that they are built here.
-        beside: A pool that must have room on the same GPU.
-        on_step: Called with a few words about what takes long, when it begins.
+        use_graphs: True if forwards on a GPU are captured as graphs.
+        weights: Weights of the model, from `build_hf_model`. None means that they are built here.
+        beside: Another pool that must have room on the same GPU.
+        on_step: Called at the beginning of each slow step with a few words about it.
 
     Raises:
         NoRoom: A GPU has no memory for the pool.
         NotExact: Rows are not exact, and `exact` requires it.
         ValueError: The pool has no block, or a block that is no multiple of 64.
-        UnknownModel: There is no such demo model, or the type has no such name.
-        UnsupportedModel: The model is none that the runner runs right, or its weights are not whole.
+        UnknownModel: There is no such demo model, or no number format of that name.
+        UnsupportedModel: The runner cannot run the model correctly, or its weights are incomplete.
     """
     model, tokenizer = weights or build_hf_model(model_id, dtype, device=device)
     shape = cache_shape(model)
     vocab_size = _vocab_size(model, tokenizer)
-    # One that the model has no row for is never said.
+    # A token that the model has no row for is never put out.
     eos_token_ids = tuple(token_id for token_id in _eos_token_ids(model, tokenizer) if token_id < vocab_size)
     fingerprint = weights_fingerprint(model)
     context_len, context_reason = context_of(model.config.get_text_config())
@@ -189,7 +190,7 @@ def load_model(
         model,
         fuse=fuse,
         is_exact=is_exact,
-        # What is free is known when all else has its memory.
+        # Free memory is known when everything else has its memory.
         num_blocks=size_pool,
         block_size=block_size,
     )
@@ -220,19 +221,19 @@ def load_for(
     beside: Beside | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> LoadedModel:
-    """Loads the model of a service and sets the threads of its process. Takes seconds, and belongs in a thread.
+    """Loads the model of a service and sets the threads of its process. Takes seconds, so call it in a thread.
 
     Args:
         settings: Flags of the service.
-        weights: What `read_weights` has read for it. None means that they are read here.
-        beside: A pool that must have room on the same GPU.
+        weights: Result of `read_weights`. None means that they are read here.
+        beside: Another pool that must have room on the same GPU.
         on_step: See `load_model`.
 
     Raises:
-        CannotLoadModel: There is no such model, none that the runner can run, no such device, or its files could not be
-            read or fetched, which may pass.
+        CannotLoadModel: There is no such model or device, the runner cannot run the model, or its files could not be
+            read or fetched. The last may be temporary.
     """
-    # Comes to 0 where neither is given: torch chooses.
+    # 0 if neither is given: torch chooses.
     set_num_threads(settings.num_threads or len(settings.cores))
     weights = weights or read_weights(settings, on_step)
     with _named_by_flags(settings):
@@ -260,7 +261,7 @@ def read_weights(settings: ModelFlags, on_step: Callable[[str], None] = lambda _
         raise CannotLoadModel(f"--model {settings.model}: {why}")
     with _named_by_flags(settings):
         if not is_here(settings.model):
-            # What tells most ahead of what takes long.
+            # The cheap checks that find most errors come before the slow steps.
             snapshot_download(settings.model, allow_patterns=CONFIGS)
             judge_checkpoint(settings.model)
         return build_hf_model(settings.model, settings.dtype, device=settings.device)
@@ -268,17 +269,17 @@ def read_weights(settings: ModelFlags, on_step: Callable[[str], None] = lambda _
 
 @contextmanager
 def _named_by_flags(settings: ModelFlags) -> Iterator[None]:
-    """Raises CannotLoadModel, with the flag, for what the body raises."""
+    """Turns what the body raises into CannotLoadModel, with the flag."""
     try:
         yield
     except NotExact as error:
         raise CannotLoadModel(f"--exact require: {settings.model} is not exact here: {error}") from error
     except (UnsupportedModel, NoMemory, OSError) as error:
-        # OSError is what transformers raises for a name that is neither a folder nor on the hub. In one line: what a
-        # service ends with is its last line.
+        # OSError is what transformers raises for a name that is neither a folder nor on the hub. In one line, because a
+        # service's last line says why it ends.
         raise CannotLoadModel(f"--model {settings.model}: {_reason(error)}") from error
     except torch.OutOfMemoryError as error:
-        # Its first sentences say what was asked for and what was free.
+        # The first sentences say what was asked for and what was free.
         what = ". ".join(_reason(error).split(". ")[:3])
         raise CannotLoadModel(f"--model {settings.model}: {settings.device} has no memory for it: {what}") from error
     except CannotLoadModel:
@@ -286,7 +287,7 @@ def _named_by_flags(settings: ModelFlags) -> Iterator[None]:
     except NoRoom as error:
         raise CannotLoadModel(str(error)) from error
     except Exception as error:
-        # Any of what a library finds wrong with a model's files.
+        # Any error that a library finds in a model's files.
         log.debug("model.load_failed", exc_info=True)
         raise CannotLoadModel(f"--model {settings.model}: {type(error).__name__}: {_reason(error)}") from error
 
@@ -313,13 +314,13 @@ def check_device(device: str) -> None:
 
 
 def is_same_gpu(one: str, other: str) -> bool:
-    """Returns True if two names of torch devices are those of one CUDA device."""
+    """Returns True if two names of torch devices mean the same CUDA device."""
     first, second = torch.device(one), torch.device(other)
     return first.type == second.type == "cuda" and (first.index or 0) == (second.index or 0)
 
 
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> Weights:
-    """Builds the library's own model and tokenizer, as `load_model` loads them; for baselines and tests too.
+    """Builds the library's own model and tokenizer, as `load_model` loads them. Also used by baselines and tests.
 
     Raises:
         NoMemory: The device is a GPU without memory for the weights.
@@ -335,19 +336,19 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
     if dtype not in {"auto", *DTYPES}:
         raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
     is_demo = model_id.startswith(DEMO_PREFIX)
-    # A service's stderr is its log, and what is wrong with a checkpoint is told below.
+    # A service's stderr is its log, and errors of a checkpoint are reported below.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     judge_config(config.to_dict())
-    # The demo checkpoints are in bfloat16; `auto` means float32 for the pair, and inflation begins with that.
+    # The demo checkpoints are in bfloat16; `auto` means float32 for the pair, and inflation starts from that.
     stored: Any = "auto" if not is_demo else torch.float32
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=DTYPES.get(dtype, stored),
         trust_remote_code=False,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are refused below, by their names
+        ignore_mismatched_sizes=True,  # they are refused below, with their names
     )
     model, found = loaded
     modules = {name for name, _ in model.named_modules()}
@@ -370,7 +371,7 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
 def _automatic_dtype(preferred: torch.dtype, device: str) -> torch.dtype:
     """Returns the number format for `auto` on a device."""
     is_cpu = torch.device(device).type == "cpu"
-    # A CPU without bfloat16 arithmetic emulates it, several times as slowly as it computes in float32.
+    # A CPU without bfloat16 arithmetic emulates it, several times as slow as float32.
     if is_cpu and preferred == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16
     return torch.float32 if is_cpu else preferred
@@ -395,16 +396,16 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Computes the hex SHA-256 of what decides about token ids in a fast tokenizer."""
+    """Computes the hex SHA-256 of everything in a fast tokenizer that token ids depend on."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Settings of its use: tokenizers that give the same ids may differ in them.
+    # Settings of use: tokenizers that give the same ids may differ in them.
     for setting in ("padding", "truncation", "version"):
         state.pop(setting, None)
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _vocab_size(model: Any, tokenizer: Any) -> int:
-    """Returns the number above all token ids that have a name and rows in the model. A tokenizer may have holes."""
+    """Returns one more than the highest token id that has a name and rows in the model. A tokenizer may have holes."""
     num_rows: int = min(model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0])
     names: dict[str, int] = tokenizer.get_vocab()
     if without := sorted(name for name, token_id in names.items() if token_id >= num_rows):
@@ -414,7 +415,8 @@ def _vocab_size(model: Any, tokenizer: Any) -> int:
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     generation: Any = model.generation_config
-    # The generation config first: chat models such as Qwen2.5 list all their ends there, and one alone in the config.
+    # The generation config first: chat models such as Qwen2.5 list all their end tokens there, and only one in the
+    # config.
     of_config = getattr(model.config.get_text_config(), "eos_token_id", None)
     for ids in (generation and generation.eos_token_id, of_config, tokenizer.eos_token_id):
         if ids is not None:

@@ -18,12 +18,12 @@ from outrider.models.largest import largest
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int, mode: LogprobsMode) -> list[TokenLogprobs]:
-    """Returns the log-probability of a token in each row, and those of the most probable ones.
+    """Returns the log-probability of one token in each row, and those of the most probable tokens.
 
     Args:
-        logits: float32 [rows, vocab]; for the processed modes, those that tokens are drawn from.
+        logits: float32 [rows, vocab]; for the processed modes, the logits that tokens are drawn from.
         token_ids: One for each row.
-        num_top: Most probable tokens of each row to tell.
+        num_top: Number of most probable tokens to return for each row.
         mode: Log-probabilities or logits.
     """
     if not token_ids:
@@ -33,7 +33,8 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int, mode:
 
 @torch.inference_mode()
 def _begin(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) -> Callable[[], list[TokenLogprobs]]:
-    """Tells a device to find what `token_logprobs` returns, for whole numbers [rows]; returns what waits for it."""
+    """Tells a device to find what `token_logprobs` returns, for token ids as whole numbers [rows]. Returns a function
+    that waits for it."""
     values = logits.log_softmax(-1) if mode.is_normalised else logits
     own = values.gather(-1, token_ids[:, None].long())
     ranks = (values > own).sum(-1) + 1
@@ -44,7 +45,7 @@ def _begin(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) 
 
     def wait() -> list[TokenLogprobs]:
         own, ranks, *leading = (copy.wait().tolist() for copy in copies)
-        # Equals come by their ids, which `topk` does not promise.
+        # Equals are ordered by their ids, which `topk` does not promise.
         top = [
             tuple(sorted(zip(ids, of_row, strict=True), key=lambda pair: (-pair[1], pair[0])))
             for of_row, ids in zip(*leading, strict=True)
@@ -57,22 +58,23 @@ def _begin(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) 
 def begin_drawn_logprobs(
     logits: Tensor, drawn: DrawnTokens, reports: Sequence[ReportParams]
 ) -> Callable[[], list[TokenLogprobs | None]]:
-    """Tells a device to find the log-probabilities of tokens that it draws itself, and does not wait for it.
+    """Tells a device to find the log-probabilities of tokens that it draws itself, without waiting for it.
 
     Args:
         logits: float32 [rows, vocab], as the model has them.
         drawn: One token for each row.
-        reports: What is asked for, for each row.
+        reports: What each row is asked to report.
 
     Returns:
-        What waits for them, behind `drawn.wait`: for each row its token's. None where nobody asks, where the processed
-        ones are asked for, and where the host had to draw: those are to be found by `round_logprobs`.
+        A function that waits for them and returns those of each row's token. Call it after `drawn.wait`. None for rows
+        that ask for nothing, for rows that ask for processed ones, and for rows that the host had to draw:
+        `round_logprobs` finds those.
     """
     asking: dict[tuple[int, LogprobsMode], list[int]] = {}
     for row, report in enumerate(reports):
         if report.logprobs is not None and not report.logprobs_mode.is_processed:
             asking.setdefault((report.logprobs, report.logprobs_mode), []).append(row)
-    # Of all rows: which ones they are would have to be brought to the device first.
+    # For all rows: the numbers of the rows that ask would have to be copied to the device first.
     token_ids = drawn.on_device.clamp_min(0)
     waits = [(rows, _begin(logits, token_ids, num_top, mode)) for (num_top, mode), rows in asking.items()]
 
@@ -92,7 +94,7 @@ def round_logprobs(logits: Tensor, round_: Round, verdict: Verdict, report: Repo
 
     Args:
         logits: float32 [rows of the round, vocab], as the model has them.
-        round_: The round, as it was before the verdict.
+        round_: The round as it was before the verdict.
         verdict: Its decision.
         report: What is asked for.
     """
@@ -109,14 +111,14 @@ def round_logprobs(logits: Tensor, round_: Round, verdict: Verdict, report: Repo
 
 
 def without_prompts(logits: Tensor, counts: Sequence[tuple[int, int]]) -> tuple[Tensor, list[Tensor]]:
-    """Takes the rows out that only tell how probable a prompt is: the first ones of each session.
+    """Separates the rows that only tell how probable a prompt is. They are the first rows of each session.
 
     Args:
         logits: float32 [rows of all sessions, vocab].
-        counts: For each session its rows, and how many of them are taken out.
+        counts: For each session the number of its rows, and how many of them are taken out.
 
     Returns:
-        The other rows, and those of each session that were taken out.
+        The other rows, and the rows of each session that were taken out.
     """
     begins = [0, *accumulate(num_rows for num_rows, _ in counts)]
     spans = [(begin, begin + taken, begin + rows) for begin, (rows, taken) in zip(begins, counts, strict=False)]

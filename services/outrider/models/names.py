@@ -1,4 +1,4 @@
-"""Says what the name of a model stands for, and what is wrong with it, before anything is loaded. Imports no torch."""
+"""Tells what the name of a model stands for, and what is wrong with it, before anything is loaded. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def is_here(model_id: str) -> bool:
 
 
 def why_no_model(model_id: str) -> str:
-    """Returns why a model cannot be served, as far as one sees by its name and by those of its files that are here;
-    empty means that it may be. The hub's own library would try for half a minute to reach a hub that does not
-    answer."""
+    """Returns why a model cannot be served, as far as its name and its files on this machine tell; empty means that it
+    may be. The hub's own library would try for half a minute to reach a hub that does not answer."""
     if model_id.startswith(DEMO_PREFIX) and demo_folder(model_id) is None:
         return f"there is no demo model {model_id!r} in {DEMO_FOLDER}"
     try:
@@ -36,7 +35,7 @@ def why_no_model(model_id: str) -> str:
 
 
 def file_of(model_id: str, name: str) -> Path | None:
-    """Returns a small file of a model: of a demo model, of a folder, or of one on the hub. None if it has none."""
+    """Returns a small file of a model: a demo model, a folder, or a model on the hub. None if it has no such file."""
     folder = demo_folder(model_id) if model_id.startswith(DEMO_PREFIX) else Path(model_id)
     if folder is not None and folder.is_dir():
         return folder / name if (folder / name).is_file() else None

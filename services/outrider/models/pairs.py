@@ -2,7 +2,7 @@
 
     python -m outrider.models.pairs --device DEVICE --target MODEL [--draft MODEL]
 
-prints what is wrong, a line for each flag; nothing if a service can try.
+prints what is wrong, one line for each flag; nothing if a service may be started.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Vocabulary = Mapping[int, str]
 
 
 def refusal(target: str, draft: str, difference: str) -> str:
-    """Says that a draft model does not fit a target, given how their tokenizers differ."""
+    """Returns the message that a draft model does not fit a target, given how their tokenizers differ."""
     return f"--draft must be a model with the target's tokenizer, got {draft!r} for {target!r}: {difference}"
 
 
 def difference_of(target: Vocabulary, draft: Vocabulary) -> str:
-    """Says in one line how the tokens of a draft model differ from the target's; empty if they do not."""
+    """Returns in one line how the tokens of a draft model differ from the target's; empty if they do not."""
     for token_id in range(max([*target, *draft], default=-1) + 1):
         ours, theirs = target.get(token_id), draft.get(token_id)
         if ours != theirs:
@@ -36,7 +36,7 @@ def difference_of(target: Vocabulary, draft: Vocabulary) -> str:
 
 
 def vocabulary_of(model_id: str) -> Vocabulary | None:
-    """Returns the tokens of a model by its files. None means that they cannot be told from these."""
+    """Returns the tokens of a model by its files. None means that the files do not tell."""
     if (path := file_of(model_id, "tokenizer.json")) is None:
         return None
     try:
@@ -46,18 +46,18 @@ def vocabulary_of(model_id: str) -> Vocabulary | None:
     found = {token_id: token for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
     settings = file_of(model_id, "tokenizer_config.json")
     added = json.loads(settings.read_bytes()).get("added_tokens_decoder", {}) if settings is not None else {}
-    # transformers adds them where the other file does not have them.
+    # transformers adds them if the other file lacks them.
     return {**{int(token_id): token["content"] for token_id, token in added.items()}, **found}
 
 
 def why_no_cuda() -> str:
-    """Returns why there is no CUDA device, as far as one sees without torch; empty means that there may be one."""
+    """Returns why there is no CUDA device, as far as can be told without torch; empty means that there may be one."""
     build = metadata.version("torch").partition("+")[2]
     return "no CUDA device here: this torch is for CPUs only" if build == "cpu" else ""
 
 
 def complaints(device: str, target: str, draft: str | None) -> Iterator[str]:
-    """Yields what is wrong with models and device, with the flag."""
+    """Yields what is wrong with models and device, each with its flag."""
     if device.startswith("cuda") and (why := why_no_cuda()):
         yield f"--device {device}: {why}"
     models = {"--target": target} | ({} if draft is None else {"--draft": draft})

@@ -14,11 +14,11 @@ from outrider.models.kv_cache import TILE, CacheShape
 log = structlog.get_logger(__name__)
 
 MEMORY_SHARE = 0.5
-"""Most of the free memory that the pool takes where nobody says: a CPU's services share it with others."""
+"""Share of the free memory that the pool takes at most by default: a CPU's services share memory with others."""
 DEVICE_MEMORY_SHARE = 0.85
-"""The same on an accelerator, which has it for this alone; the rest is for the activations."""
+"""The same on an accelerator, whose memory is for this alone; the rest is for activations."""
 OWN_BYTES = 3 * 2**29
-"""Most memory that a process takes of a GPU besides its tensors: for its context, its libraries and its kernels."""
+"""Most memory of a GPU that a process takes besides its tensors: for its context, its libraries and its kernels."""
 
 
 class NoMemory(Exception):
@@ -34,7 +34,7 @@ class Beside(NamedTuple):
 
     bytes_per_slot: int
     num_tokens: int
-    """Tokens that were asked for; 0 means as many as the first pool has."""
+    """Tokens that were configured; 0 means as many as the first pool has."""
 
 
 def num_blocks(
@@ -48,7 +48,7 @@ def num_blocks(
         num_tokens: Tokens that must fit; 0 means `default_num_tokens`.
         block_size: Slots of a block.
         num_sessions: Most sessions at a time.
-        beside: A pool that must have room on the same GPU.
+        beside: Another pool that must have room on the same GPU.
     """
     if shape.device.type == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(shape.device)
@@ -58,12 +58,12 @@ def num_blocks(
     else:
         room = int(MEMORY_SHARE * free_memory()) // shape.bytes_per_slot
     num_tokens = num_tokens or default_num_tokens(context_len, num_sessions, room)
-    # Rounded down: what does not fill a block is not memory that anybody may have asked to be spent.
+    # Rounded down: a last block that is not full would exceed the memory that was granted.
     return num_tokens // block_size if block_size > 0 else 0
 
 
 def check_weights_memory(model: PreTrainedModel, device: str) -> None:
-    """Raises NoMemory if a GPU has no memory for a model's weights, which are still elsewhere."""
+    """Raises NoMemory if a GPU has no memory for a model's weights, which are not on it yet."""
     tensors = [*model.parameters(), *model.buffers()]
     needed_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -78,11 +78,11 @@ def check_weights_memory(model: PreTrainedModel, device: str) -> None:
 
 
 def warn_of_others(device: torch.device, used_bytes: int) -> None:
-    """Warns if other processes hold memory of a GPU: they take turns on it with this one, which slows all of them.
+    """Warns if other processes hold memory of a GPU: they share its time with this one, which slows all of them.
 
     Args:
         device: The GPU.
-        used_bytes: What is in use of its memory, without what this process has reserved for tensors.
+        used_bytes: Used memory of the GPU, without what this process has reserved for tensors.
     """
     if used_bytes > OWN_BYTES:
         log.warning(
@@ -95,14 +95,14 @@ def warn_of_others(device: torch.device, used_bytes: int) -> None:
 
 
 def room_on_gpu(shape: CacheShape, free_bytes: int, beside: Beside | None = None, num_chosen: int = 0) -> int:
-    """Returns the tokens that a GPU has room for in a pool. Where two models share it, both pools have room for as many
-    tokens: a session holds about the same of them in each.
+    """Returns the tokens that a GPU has room for in a pool. If two models share it, both pools have room for as many
+    tokens: a session holds about as many in each.
 
     Args:
         shape: A slot of the pool.
         free_bytes: Memory that is free, in bytes.
         beside: The pool that will be made after this one.
-        num_chosen: Tokens that were asked for in this pool: the other one makes do with what is left. 0 means none.
+        num_chosen: Tokens that were configured for this pool: the other one gets what is left. 0 means that none were.
     """
     usable = int(DEVICE_MEMORY_SHARE * free_bytes)
     if beside is not None and beside.num_tokens:
@@ -119,7 +119,7 @@ def check_pool_memory(shape: CacheShape, num_tokens: int, room: int, *, is_chose
         shape: A slot of the pool.
         num_tokens: Tokens that must fit.
         room: Tokens that there is room for (`room_on_gpu`).
-        is_chosen: True if the number of tokens was asked for, False if it is that of one whole context.
+        is_chosen: True if the number of tokens was configured, False if it is that of one whole context.
     """
     if num_tokens <= room:
         return
@@ -132,14 +132,14 @@ def check_pool_memory(shape: CacheShape, num_tokens: int, room: int, *, is_chose
 
 
 def default_num_tokens(context_len: int, num_sessions: int, room: int) -> int:
-    """Returns how many tokens' keys and values the pool is made for: all that the sessions can say, if there is room
-    for so many tokens; in any case one whole context."""
+    """Returns how many tokens' keys and values the pool is made for: all that the sessions can hold, if there is room
+    for so many; in any case one whole context."""
     # One block more for each session: its last one is seldom full.
     return max(context_len + TILE, min(room, num_sessions * (context_len + TILE))) // TILE * TILE
 
 
 def free_memory() -> int:
-    """Returns the bytes that this process may still take: what the system has, or what is left of its control group."""
+    """Returns the bytes that this process may still take: those of the system, or of its control group."""
     meminfo = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
     available = next((int(line.split()[1]) << 10 for line in meminfo.splitlines() if "MemAvailable" in line), 8 << 30)
     group = Path("/sys/fs/cgroup")

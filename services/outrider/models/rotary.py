@@ -1,4 +1,4 @@
-"""The rotary embedding: positions as angles by which pairs of dimensions are turned (RoFormer, section 3.2)."""
+"""The rotary embedding: turns pairs of dimensions by angles that depend on the position (RoFormer, section 3.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class RotaryTable:
         self._table = self._compute(1024)
 
     def up_to(self, last_position: int) -> Tensor:
-        """Returns the turns of all positions up to one, and of more: complex64 [positions, head_dim / 2]."""
+        """Returns the turns of all positions up to `last_position`, and maybe of more: complex64 [positions, head_dim /
+        2]."""
         if last_position >= self._table.shape[0]:
             # The next power of two: no more than the contexts of most models.
             self._table = self._compute(1 << last_position.bit_length())
@@ -25,7 +26,7 @@ class RotaryTable:
 
     def _compute(self, num_positions: int) -> Tensor:
         positions = torch.arange(num_positions, device=self._inv_freq.device, dtype=torch.float32)
-        # As the library computes them: the product rounded to float32 before the cosine.
+        # As in the library: the product is rounded to float32 before the cosine.
         angles = positions[:, None] * self._inv_freq
         return torch.complex(angles.cos() * self._scaling, angles.sin() * self._scaling)
 

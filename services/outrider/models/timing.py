@@ -1,4 +1,4 @@
-"""Times forwards: one by one while an engine runs, and by their number of rows, as the verifier does when it starts.
+"""Times forwards: one by one while an engine runs, and by their number of rows when the verifier starts.
 
 `python -m outrider_bench.workers.forward` prints measurements of the second kind.
 """
@@ -27,18 +27,18 @@ class Timing(Protocol):
     """Measures how long a device works on one forward."""
 
     def stop(self) -> None:
-        """Called when the forward was asked for. The device may still be at it."""
+        """Called when the forward was launched. The device may still be running it."""
 
     def elapsed_ms(self) -> float:
-        """Returns the milliseconds from the beginning until `stop`. To be called when the forward's results have been
-        read; before that, it may wait for them."""
+        """Returns the milliseconds from the beginning until `stop`. Call it after the forward's results have been read;
+        before that, it may wait for them."""
 
 
 class Stopwatch(Protocol):
     """Measures how long a device works on forwards."""
 
     def start(self) -> Timing:
-        """Called before a forward. The device may still be at others."""
+        """Called before a forward. The device may still be running others."""
 
 
 class HostStopwatch:
@@ -49,7 +49,7 @@ class HostStopwatch:
     ) -> None:
         """
         Args:
-            wait: Returns when the device has done what it was asked for. A CPU has when a call returns.
+            wait: Waits until the device has done all queued work. A CPU has when a call returns.
             clock: Returns the time in seconds.
         """
         self._wait, self._clock = wait, clock
@@ -76,14 +76,14 @@ class _HostTiming:
 
 
 class EventStopwatch:
-    """Has the device note the times itself, in the order of its work: the host need not wait for it."""
+    """Has the device record the times itself, in the order of its work, so that the host need not wait."""
 
     def __init__(self, make_event: Callable[[], Any], current_stream: Callable[[], Any]) -> None:
         """
         Args:
-            make_event: Makes an event as `torch.cuda.Event(enable_timing=True)` is one.
-            current_stream: Returns the stream that forwards of the calling thread go to: an event that is told of none
-                takes that of the thread's current device, which need not be the model's.
+            make_event: Makes an event like `torch.cuda.Event(enable_timing=True)`.
+            current_stream: Returns the stream that forwards of the calling thread go to. Without it an event takes the
+                stream of the thread's current device, which need not be the model's.
         """
         self._make_event, self._current_stream = make_event, current_stream
 
@@ -101,7 +101,7 @@ class _EventTiming:
         self._last.record(self._current_stream())
 
     def elapsed_ms(self) -> float:
-        self._last.synchronize()  # returns at once if the results were read; without it, `elapsed_time` may raise
+        self._last.synchronize()  # returns at once if the results were read; otherwise `elapsed_time` might raise
         return float(self._first.elapsed_time(self._last))
 
 
@@ -120,7 +120,7 @@ def measure_forward(
 ) -> dict[int, float]:
     """Measures the median time of a forward of one session by its number of rows, in milliseconds.
 
-    All numbers of rows take turns, so that a busy moment of the machine does not fall on one of them.
+    All numbers of rows take turns, so that a busy moment of the machine does not distort one of them.
     """
     cache = runner.new_cache()
     runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])
@@ -130,21 +130,21 @@ def measure_forward(
 
 
 def measure_buckets(runner: Runner, max_rows: int, context: int = 200, *, num_repeats: int = 15) -> dict[int, float]:
-    """Measures the median time of a forward by the rows that it is filled up to, in milliseconds.
+    """Measures the median time of a forward by the rows that it is padded to, in milliseconds.
 
     Args:
-        runner: One that fills forwards up (`Runner.buckets`).
-        max_rows: Most rows that anybody will ask about; the bucket that has room for them is the last one.
-        context: Slots in front of the rows.
+        runner: A runner that pads forwards (`Runner.buckets`).
+        max_rows: Most rows that will be asked about; the bucket that has room for them is the last one.
+        context: Slots before the rows.
         num_repeats: Forwards of each bucket.
 
     Returns:
-        Times by bucket, of those that one session can have rows for.
+        Times by bucket, for the buckets that one session can have rows for.
     """
     rows: dict[int, int] = {}
     smaller = 0
     for bucket in runner.buckets:
-        # One row more than the smaller bucket has is enough to be filled up to this one.
+        # One row more than the smaller bucket has is padded to this one.
         num_rows = min(bucket, runner.max_context_len - context)
         if num_rows <= smaller or smaller >= max_rows:
             break
@@ -158,19 +158,19 @@ def measure_buckets(runner: Runner, max_rows: int, context: int = 200, *, num_re
 LONG_CONTEXT = 2048
 """Most slots of the long contexts that are measured."""
 MIN_LONGER = 256
-"""Least slots that they must be longer than the short ones: less would be lost in the noise."""
+"""Long contexts must be longer than short ones by this many slots: less would be lost in the noise."""
 
 
 def measure_attention(runner: Runner, context: int, *, num_repeats: int = 7) -> AttentionTimes:
-    """Measures what a forward takes longer behind long contexts than behind short ones. Of a runner without room for
-    long ones it says nothing: then they add nothing.
+    """Measures how much longer a forward takes after long contexts than after short ones. For a runner without room for
+    long ones the result is that they add nothing.
 
     Args:
-        runner: The model. Nothing else may use it meanwhile.
+        runner: Runner of the model. Nothing else may use it meanwhile.
         context: Slots of the short contexts.
         num_repeats: Forwards of each kind, of which there are four.
     """
-    # On a GPU one session's keys and values would be read in no time, and few rows are filled up to as many.
+    # On a GPU one session's keys and values are read in no time, and few rows are padded to the same number.
     num_sessions, num_more = (1, 8) if runner.device.type == "cpu" else (8, 2)
     block_size = runner.pool.block_size
     room = runner.pool.blocks.num_free // num_sessions * block_size - context - 4 * block_size
@@ -183,20 +183,20 @@ def measure_attention(runner: Runner, context: int, *, num_repeats: int = 7) -> 
         for length, of_length in caches.items()
         for num_rows in (1, num_more)
     }
-    # The fastest of each: what disturbs the machine only adds, and differences of medians would be those of the noise.
+    # The fastest of each: disturbances only add time, and differences of medians would be noise.
     times_ms = _take_turns(runner, forwards, num_repeats, min)
     for cache in (cache for of_length in caches.values() for cache in of_length):
         cache.clear()
     one, more = (times_ms[longest, num_rows] - times_ms[context, num_rows] for num_rows in (1, num_more))
     num_slots = num_sessions * (longest - context)
-    # Neither is below 0, and the time of more rows is met where both cannot be.
+    # Neither is below 0. If both times cannot be matched, that of more rows is.
     row_slot_ms = max(0.0, min((more - one) / (num_more - 1), more / num_more)) / num_slots
     return AttentionTimes(max(0.0, one / num_slots - row_slot_ms), row_slot_ms, context)
 
 
 def _filled(runner: Runner, num_slots: int) -> KVCache:
-    """Makes a cache with keys and values of no text: what they are does not matter for the time, but that they are
-    there does, as memory that was never written may be no memory."""
+    """Makes a cache with keys and values of no text. Their values do not matter for the time, but they must be written:
+    memory that was never written may not be allocated."""
     cache = runner.new_cache()
     cache.reserve(num_slots)
     places = torch.from_numpy(cache.places(np.arange(num_slots))).to(runner.device)
@@ -208,7 +208,7 @@ def _filled(runner: Runner, num_slots: int) -> KVCache:
 @torch.inference_mode()
 def measure_products(runner: Runner, rows: Sequence[int], *, num_repeats: int = 15) -> dict[int, float]:
     """Measures the median time of the large products of a forward alone, back to back, in milliseconds: the least that
-    a forward can take with these libraries. Empty for a model that runs as the library has it."""
+    a forward can take with these libraries. Empty for a model that runs by the library's own code."""
     products = runner.large_products()
     if not products:
         return {}
@@ -226,8 +226,8 @@ def measure_products(runner: Runner, rows: Sequence[int], *, num_repeats: int = 
 def _back_to_back(
     runner: Runner, products: Sequence[tuple[Product, int]], num_rows: int
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """Returns what computes the products of some rows. On a GPU it is a graph: launched one by one, they would take as
-    long as the host takes for that."""
+    """Returns a function that computes the products of some rows. On a GPU it is a graph: launching them one by one
+    would measure the host."""
     inputs = {size: torch.ones(num_rows, size, dtype=runner.dtype, device=runner.device) for _, size in products}
 
     def compute() -> tuple[torch.Tensor, ...]:
@@ -241,7 +241,8 @@ def _back_to_back(
 def measure_sessions(
     runner: Runner, num_sessions: Sequence[int], context: int = 200, *, num_repeats: int = 15
 ) -> dict[int, float]:
-    """Measures the median time of a forward of one row for each of many sessions by their number, in milliseconds."""
+    """Measures the median time of a forward with one row for each session, by the number of sessions, in
+    milliseconds."""
     caches = [runner.new_cache() for _ in range(max(num_sessions))]
     for cache in caches:
         runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])
@@ -254,14 +255,14 @@ def measure_sessions(
 def measure_steps(
     runner: Runner, num_sessions: Sequence[int], context: int, length: int, *, num_repeats: int = 15
 ) -> dict[int, float]:
-    """Measures the median time of a step of a draft model's loop by the number of sessions, in milliseconds. Empty
-    where there is no loop.
+    """Measures the median time of a step of a draft model's loop by the number of sessions, in milliseconds. Empty if
+    there is no loop.
 
     Args:
         runner: The draft model.
         num_sessions: Sessions that a loop serves.
-        context: Slots in front of their rows.
-        length: Steps of a loop: one of those that `Runner.loop_lens` returns.
+        context: Slots before their rows.
+        length: Steps of a loop, one of those that `Runner.loop_lens` returns.
         num_repeats: Loops of each number.
     """
     runner.make_loop()
@@ -304,6 +305,6 @@ def _take_turns(
 
 
 def forward_us_of(runner: Runner) -> int:
-    """Returns the time of a forward of one row behind a short text, in microseconds."""
+    """Returns the time of a forward of one row after a short text, in microseconds."""
     context_len = min(200, runner.max_context_len // 2)
     return max(1, int(1e3 * measure_forward(runner, [1], context=context_len, num_repeats=7)[1]))

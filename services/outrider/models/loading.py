@@ -261,7 +261,7 @@ def read_weights(settings: ModelFlags, on_step: Callable[[str], None] = lambda _
         raise CannotLoadModel(f"--model {settings.model}: {why}")
     with _named_by_flags(settings):
         if not is_here(settings.model):
-            # The cheap checks that find most errors come before the slow steps.
+            # The config tells most errors, so it is fetched and judged before the slow download.
             snapshot_download(settings.model, allow_patterns=CONFIGS)
             judge_checkpoint(settings.model)
         return build_hf_model(settings.model, settings.dtype, device=settings.device)

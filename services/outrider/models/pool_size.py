@@ -58,7 +58,7 @@ def num_blocks(
     else:
         room = int(MEMORY_SHARE * free_memory()) // shape.bytes_per_slot
     num_tokens = num_tokens or default_num_tokens(context_len, num_sessions, room)
-    # Rounded down: a last block that is not full would exceed the memory that was granted.
+    # Rounded down: a last block that is not full would exceed the memory that was asked for.
     return num_tokens // block_size if block_size > 0 else 0
 
 

@@ -1,4 +1,4 @@
-"""Demo models at the cost of larger ones: layers that do work and change nothing.
+"""Makes demo models cost as much as larger ones, by layers that do work and change nothing.
 
 On a CPU the demo target is so cheap that no draft could pay for itself. An inflated model has the same logits, at
 the price of a model of a given size: every layer gets a wider MLP whose added down-projection columns are zero, and
@@ -9,7 +9,7 @@ The result is an ordinary Llama: it can be saved, and run by any other engine.
 `target-100m`, in the same type: a forward of few rows costs what reading its weights costs, so its speed ratio to
 that target is about X.
 
-`draft-untrained` is the opposite: the draft at its own cost, saying nothing that the target says.
+`draft-untrained` is the opposite: the draft at its own cost, with output unrelated to the target's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def inflate(model: LlamaForCausalLM, inflation: Inflation) -> LlamaForCausalLM:
     """Inflates a Llama model without biases, in place. Its logits stay the same.
 
     Raises:
-        ValueError: The MLP is wider than it shall become.
+        ValueError: The MLP is wider than the wanted width.
     """
     if inflation.intermediate_size < model.config.intermediate_size:
         raise ValueError(f"the MLP is {model.config.intermediate_size} wide, more than {inflation.intermediate_size}")
@@ -66,7 +66,8 @@ def inflate(model: LlamaForCausalLM, inflation: Inflation) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def forget(model: LlamaForCausalLM, seed: int = 0) -> LlamaForCausalLM:
-    """Draws the weights of a Llama model as before the first step of a training, in place; the same for a seed."""
+    """Draws the weights of a Llama model in place, as before the first step of a training. A seed always gives the same
+    weights."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -77,11 +78,11 @@ def forget(model: LlamaForCausalLM, seed: int = 0) -> LlamaForCausalLM:
 
 
 def _identity_layer(config: LlamaConfig, index: int, generator: torch.Generator) -> LlamaDecoderLayer:
-    """A layer that adds zero to its input: both output projections are zero."""
-    # On the meta device, where the random weights that the library would give the layer first cost no time.
+    """Makes a layer that adds zero to its input: both output projections are zero."""
+    # On the meta device, where the library's random initial weights cost no time.
     with torch.device("meta"):
         layer = LlamaDecoderLayer(config, index)
-    # Its memory holds anything until every parameter is written below. There are no buffers in a layer of Llama's.
+    # Its memory is undefined until every parameter is written below. A Llama layer has no buffers.
     layer.to_empty(device="cpu")
     for name, parameter in layer.named_parameters():
         if "norm" in name:

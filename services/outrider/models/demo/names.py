@@ -21,16 +21,16 @@ class Inflation:
     """Describes how large a model shall become."""
 
     num_parameters: float
-    """Parameters in all, about: a whole number of layers is added."""
+    """About how many parameters in all: a whole number of layers is added."""
     intermediate_size: int
     """Width of every layer's MLP. Wide layers keep the share of operator calls small."""
     seed: int = 0
 
 
 def parse_inflation(name: str) -> tuple[str, Inflation | None]:
-    """Splits `target-100m` into `target` and its inflation; None if it is to stay as it is.
+    """Splits `target-100m` into `target` and its inflation, which is None if the model stays as it is.
 
-    An unknown name comes back whole, with None: then there is no such folder.
+    An unknown name is returned whole, with None; there is no such folder.
     """
     match = _NAME.fullmatch(name)
     if match is None:

@@ -1,20 +1,20 @@
-"""Checkpoints in the shapes of large models, made on the spot: a demo model in the corner of a wide one, or random.
+"""Makes checkpoints in the shapes of large models: a demo model in the corner of a wide one, or random weights.
 
-A widened demo model says what the demo model says, at the cost of the model whose sizes it has: channels, heads, layers
-and neurons that are added work and change nothing. In float32 its logits are the demo model's but for rounding, as long
-as positions stay within what that was trained on. The result is an ordinary checkpoint: any engine runs it.
+A widened demo model has the demo model's output, at the cost of the model whose sizes it has: added channels, heads,
+layers and neurons do work and change nothing. In float32 its logits are the demo model's but for rounding, as long as
+positions stay within the trained context. The result is an ordinary checkpoint: any engine runs it.
 
 How it stays the same:
-* Added channels of the residual stream are zero. A norm then divides by sqrt(hidden / wide) of what it divided by,
-  which its weights take back, and epsilon shrinks alike.
-* Of a wider head, every n-th pair of dimensions turns at the frequency of a pair of the trained head; queries grow,
-  since scores are divided by more.
-* What added heads and neurons say meets columns of zeros, and so do added layers.
-* One more channel holds a small constant, which nothing reads but the head: there it makes the ids behind the trained
-  vocabulary impossible.
+* Added channels of the residual stream are zero. A norm then divides by sqrt(hidden / wide) times its former divisor.
+  Its weights undo that, and epsilon shrinks alike.
+* In a wider head, every n-th pair of dimensions turns at the frequency of a pair of the trained head. Queries grow,
+  because scores are divided by more.
+* The outputs of added heads, neurons and layers meet columns of zeros.
+* One more channel holds a small constant. Only the head reads it, to make the ids after the trained vocabulary
+  impossible.
 
-Most of what is written to the residual stream is therefore zeros, some 30 % of the weights. Memory is read at the same
-speed, but a chip that is bound by its power may multiply zeros somewhat faster than trained weights.
+So most weights that write to the residual stream are zeros, some 30 % of all weights. Memory is read at the same speed,
+but a chip that is limited by its power may multiply zeros somewhat faster than trained weights.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, Qwen3Config
 
 CONSTANT = 2.0**-20
-"""The constant channel. Its square is nothing beside the others', whose mean a norm divides by; a power of two is exact
+"""Value of the constant channel. Its square is negligible in the mean that a norm divides by. A power of two is exact
 in every number format."""
 IMPOSSIBLE = -(2.0**14)
-"""The logit of an id behind the vocabulary, for a stream whose mean square is 1."""
+"""The logit of an id after the vocabulary, for a stream whose mean square is 1."""
 TOKENIZER_FILES = ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -62,13 +62,13 @@ QWEN3_0_6B = Size(1024, 3072, 28, 16, 8, 128, 151_936, is_tied=True)
 
 
 def widen(model: LlamaForCausalLM, tokenizer_folder: Path, size: Size, folder: Path, *, dtype: torch.dtype) -> None:
-    """Writes a checkpoint of a wider model that says what a Llama model says.
+    """Writes a checkpoint of a wider model with the output of a Llama model.
 
     Args:
         model: A Llama without biases, with as many heads of keys as of queries, and one matrix for embedding and head.
             The weights are made on its device.
-        tokenizer_folder: The folder of the files of its tokenizer.
-        size: The shape that it shall have: wider by a channel at least.
+        tokenizer_folder: Folder of the tokenizer's files.
+        size: Shape of the wider model: wider by at least one channel.
         folder: Takes the checkpoint.
         dtype: The number format of the file.
 
@@ -92,7 +92,7 @@ def widen(model: LlamaForCausalLM, tokenizer_folder: Path, size: Size, folder: P
 
 
 def randomise(size: Size, tokenizer_folder: Path, folder: Path, *, device: str, dtype: torch.dtype) -> None:
-    """Writes a checkpoint of random weights in Qwen3's architecture, which costs what its shape costs and says nothing.
+    """Writes a checkpoint of random weights in Qwen3's architecture, with the cost of its shape and meaningless output.
 
     The arguments are those of `widen`; the weights are made on `device`.
     """
@@ -103,7 +103,7 @@ def randomise(size: Size, tokenizer_folder: Path, folder: Path, *, device: str, 
 
 
 class _Corner:
-    """Puts the weights of a trained model into drawn ones."""
+    """Puts the weights of a trained model into random ones."""
 
     def __init__(self, model: LlamaForCausalLM, size: Size) -> None:
         config: Any = model.config
@@ -116,18 +116,18 @@ class _Corner:
         turned = torch.arange(half, device=model.device) * step
         # The library turns dimension i with i + d/2, and pair i at a frequency of theta^(-2 i / d).
         self._turned = torch.cat([turned, turned + size.head_dim // 2])
-        # One head of queries reads the keys of each trained head; the others of its group read them in vain.
+        # One query head reads the keys of each trained head; the reads of the others in its group are wasted.
         self._queries = torch.arange(config.num_attention_heads, device=model.device) * (
             size.num_heads // size.num_key_value_heads
         )
 
     def placed(self, shard: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns a shard, changed so that it does what the trained weights do."""
+        """Returns a shard, changed so that it computes what the trained weights compute."""
         for name, drawn in shard.items():
             if name.endswith(("embed_tokens.weight", "lm_head.weight")):
                 self._place_ids(drawn, is_head=name.startswith("lm_head"))
             else:
-                # None in a layer behind the trained ones.
+                # None in a layer after the trained ones.
                 self._place(name.split(".")[-2], drawn, self._weights.get(name))
         return shard
 
@@ -142,7 +142,7 @@ class _Corner:
         of_head = trained.view(-1, self._head_dim, trained.shape[-1]) if heads is not drawn else trained
         match part:
             case "q_proj":
-                # The dimensions between are zero: keys may have anything there.
+                # The dimensions between are zero, so keys may have any values there.
                 heads[self._queries] = 0
                 heads[self._queries[:, None], self._turned, : self._hidden] = (of_head * self._query_factor).to(drawn)
             case "k_proj":
@@ -167,7 +167,7 @@ class _Corner:
         num_ids = len(trained)
         drawn[:num_ids] = 0
         drawn[:num_ids, : self._hidden] = trained.to(drawn)
-        # Where one matrix is both, the head adds this much times the same to all trained ids: nothing.
+        # If one matrix is both, the head adds the same constant to all trained ids, which changes nothing.
         drawn[:num_ids, -1] = 0 if is_head else CONSTANT
         drawn[num_ids:, -1] = IMPOSSIBLE
 
@@ -192,7 +192,7 @@ def _check_fits(trained: Any, size: Size) -> None:
 
 
 def _sizes_of(size: Size) -> dict[str, Any]:
-    """Returns a shape as a config of transformers has it."""
+    """Returns a shape as the fields of a transformers config."""
     return {
         "hidden_size": size.hidden_size,
         "intermediate_size": size.intermediate_size,
@@ -211,7 +211,8 @@ def _sizes_of(size: Size) -> dict[str, Any]:
 def _drawn(
     size: Size, device: torch.device, dtype: torch.dtype, *, has_head_norms: bool
 ) -> Iterator[dict[str, Tensor]]:
-    """Yields random weights, a layer at a time, at the end those of embedding, norm and head; the same each time."""
+    """Yields random weights, one layer at a time, and then those of embedding, norm and head. They are always the
+    same."""
     generator = torch.Generator(device).manual_seed(0)
 
     def draw(num_outputs: int, num_inputs: int) -> Tensor:
@@ -260,12 +261,12 @@ def _write(folder: Path, config: PretrainedConfig, shards: Iterable[Mapping[str,
 
 
 def _write_tokenizer(source: Path, size: Size, folder: Path) -> None:
-    """Copies a tokenizer, with ids behind its own that no text is made of: a draw is then as wide as the head."""
+    """Copies a tokenizer, and adds ids after its own that no text is encoded to: a draw is then as wide as the head."""
     for name in TOKENIZER_FILES:
         shutil.copyfile(source / name, folder / name)
     tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
-    # No merge leads to them.
+    # No merge leads to the added ids.
     vocabulary |= {f"<unused-{index}>": index for index in range(len(vocabulary), size.vocab_size)}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     settings = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))

@@ -1,1 +1,1 @@
-"""Models of the Hugging Face hub: found, fetched, checked."""
+"""Finds, fetches and checks models of the Hugging Face hub."""

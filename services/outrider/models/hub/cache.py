@@ -1,7 +1,7 @@
 """Puts a model into the cache of the Hugging Face hub: ``python -m outrider.models.hub.cache NAME``.
 
-A line a second on stdout: bytes that are there, of how many. Nothing, if the cache has the model, or the hub cannot be
-asked: whoever loads the model says so better. What an earlier run has left is taken up.
+Prints a line a second on stdout: bytes that are there, of how many. Prints nothing if the cache has the model, or if
+the hub cannot be asked: loading the model reports that better. Continues an earlier run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def has_weights(model: str) -> bool:
 
 
 def download(model: str) -> None:
-    """Downloads what loading reads, and prints a line a second. Raises what the library does, and UnsupportedModel when
-    the config is there: then nothing else is downloaded."""
+    """Downloads the files that loading reads, and prints a line a second. Raises what the library does. Raises
+    UnsupportedModel as soon as the config is there, before anything else is downloaded."""
     wanted = list(NEEDED)
     listed = snapshot_download(model, allow_patterns=wanted, dry_run=True)
     missing = [file for file in listed if file.will_download]
@@ -46,7 +46,7 @@ def download(model: str) -> None:
     due, num_bytes = time.monotonic() + PERIOD_S, 0
 
     class Counted(tqdm):
-        """Counts the bytes of all files; the library draws bars with it."""
+        """Counts the bytes of all files, in place of the library's progress bars."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs["disable"] = True

@@ -14,7 +14,7 @@ LIST_NAME = "SHA256SUMS"
 # A star marks a file that `sha256sum --binary` has read.
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 _NUM_THREADS = 4
-"""Hashing leaves the interpreter's lock, and more threads than this wait for the disk."""
+"""Hashing releases the interpreter's lock. More threads than this would wait for the disk."""
 
 
 class UnusableList(ValueError):
@@ -22,10 +22,10 @@ class UnusableList(ValueError):
 
 
 class WrongFiles(Exception):
-    """A folder does not hold what a list says.
+    """A folder does not match a list.
 
     Attributes:
-        paths: The files that are there and should not be as they are, relative to the folder.
+        paths: Files that should not be there, or not as they are, relative to the folder.
     """
 
     def __init__(self, message: str, paths: tuple[str, ...] = ()) -> None:
@@ -34,7 +34,7 @@ class WrongFiles(Exception):
 
 
 class MissingFiles(WrongFiles):
-    """Something in the list is not there."""
+    """A file in the list is missing."""
 
 
 def parse_list(text: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ def parse_list(text: str) -> dict[str, str]:
 
 
 def format_list(sums: Mapping[str, str], comment: str) -> str:
-    """Writes what `parse_list` and `sha256sum --check` read."""
+    """Formats a list that `parse_list` and `sha256sum --check` read."""
     return "".join((f"# {comment}\n", *(f"{sums[path]}  {path}\n" for path in sorted(sums))))
 
 
@@ -77,7 +77,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def compare_names(found: list[str], sums: Mapping[str, str]) -> None:
-    """Raises WrongFiles or MissingFiles, which names a file, unless the list is of exactly these files."""
+    """Raises WrongFiles or MissingFiles, which names a file, unless the list has exactly these files."""
     unlisted = sorted(set(found) - set(sums))
     if unlisted:
         raise WrongFiles(f"{_some(unlisted)}: not in the list of checksums", tuple(unlisted))
@@ -112,5 +112,5 @@ def _sum(path: Path) -> str:
 
 
 def _some(paths: list[str]) -> str:
-    """Names the first path, and the number of those beside it."""
+    """Names the first path, and the number of other paths."""
     return paths[0] if len(paths) == 1 else f"{paths[0]} (and {len(paths) - 1} more)"

@@ -1,9 +1,9 @@
 """Put a model of the Hugging Face hub into a folder: ``python -m outrider.models.hub.fetch``.
 
-One commit, and of it the files that loading needs, each checked: against the hub's own sums, and against a list of
-SHA-256 sums if there is one. The folder appears when all of it is there and right, at once, with a list of its files
+Fetches the files of one commit that loading needs. Each is checked against the hub's own sums, and against a list of
+SHA-256 sums if there is one. The folder appears at once when all of it is there and right, with a list of its files
 (``SHA256SUMS``, as ``sha256sum --check`` reads it). A second run reads the files again and downloads nothing; an
-interrupted one is taken up where it was; of several at the same time one downloads and the others wait.
+interrupted run is continued; of several runs at the same time one downloads and the others wait.
 
 With ``--check`` nothing is written and the hub is not asked: the exit status tells if the model is there and right.
 
@@ -90,10 +90,10 @@ def fetch(folder: Path, model: str, revision: str, sums: Mapping[str, str] | Non
     """Downloads a model into a folder unless it is there.
 
     Args:
-        folder: It need not exist. The folder that it lies in must be writable: the download grows beside it.
+        folder: It need not exist. The folder that it lies in must be writable: the download grows next to it.
         model: Name on the hub.
         revision: A commit, branch or tag.
-        sums: Hex SHA-256 by path, of all files; None means that those which the hub lists are enough.
+        sums: Hex SHA-256 by path, of all files; None means that the hub's sums are enough.
 
     Raises:
         Stopped: The model is not there, or not right.
@@ -116,10 +116,10 @@ def fetch(folder: Path, model: str, revision: str, sums: Mapping[str, str] | Non
 
         try:
             commit = hub.resolve(model, revision)
-            # Of a revision that is a commit the question was asked above.
+            # If the revision is a commit, this was checked above.
             if commit == revision or not _is_there(folder, partial, model, commit, sums):
                 _download(partial, model, commit, sums)
-                # An empty folder may stand there, which a rename replaces; any other `_is_there` has refused or moved.
+                # A rename replaces an empty folder that may be there; `_is_there` has refused or moved any other.
                 partial.rename(folder)
         except hub.NoSuchModel as error:
             raise Stopped(NOT_THERE, str(error)) from error
@@ -187,7 +187,7 @@ def _kept_list(folder: Path, model: str, revision: str) -> dict[str, str] | None
 
 
 def _is_there(folder: Path, partial: Path, model: str, commit: str, sums: Mapping[str, str] | None) -> bool:
-    """Returns True if the folder holds the model. A damaged one is moved away, and what is right in it used again.
+    """Returns True if the folder holds the model. A damaged folder is moved away, and its right files are used again.
 
     Raises Stopped if the folder holds something else.
     """
@@ -203,7 +203,7 @@ def _is_there(folder: Path, partial: Path, model: str, commit: str, sums: Mappin
             compare_sums(kept, sums)
     except WrongFiles as error:
         print(f"{folder}: {error}; downloading it again", file=sys.stderr, flush=True)
-        # A rename does not replace a folder that holds something.
+        # A rename does not replace a folder that is not empty.
         if partial.exists():
             shutil.rmtree(partial)
         folder.rename(partial)
@@ -213,7 +213,7 @@ def _is_there(folder: Path, partial: Path, model: str, commit: str, sums: Mappin
 
 
 def _clear(partial: Path, paths: set[str]) -> None:
-    """Makes the folder, and leaves in it only these files and what the library knows of its unfinished downloads."""
+    """Makes the folder, and leaves in it only these files and the library's state of unfinished downloads."""
     partial.mkdir(exist_ok=True)
     for path in (*files_in(partial), LIST_NAME):
         if path not in paths and not path.startswith(".cache/"):
@@ -227,9 +227,10 @@ def _delete(partial: Path, paths: Sequence[str]) -> None:
 
 @contextmanager
 def _alone(lock: Path, model: str) -> Iterator[None]:
-    """Waits until no other process fetches into the folder. The file stays: another may be waiting for it."""
+    """Waits until no other process fetches into the folder. The lock file stays: another process may be waiting for
+    it."""
     with lock.open("w") as file:
-        # The kernel releases this lock when the process ends, in whatever way.
+        # The kernel releases this lock when the process ends, however it ends.
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,4 +1,5 @@
-"""Models on the Hugging Face hub: what one consists of at a commit, and its files, checked against its own sums."""
+"""Models on the Hugging Face hub: lists a model's files at a commit, and downloads them, checked against the hub's own
+sums."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ HUB_TIMEOUT_S = 5.0
 
 
 def why_no_hub() -> str:
-    """Returns why no connection to the hub is made; empty means that one is, or that a proxy would make it."""
+    """Returns why no connection to the hub can be made; empty means that it can, or that a proxy would make it."""
     url = urlsplit(constants.ENDPOINT)
     if url.scheme in getproxies():
         return ""
@@ -62,7 +63,8 @@ def why_no_hub() -> str:
 
 
 class NoSuchModel(Exception):
-    """The hub has no such model or revision, or not for this token, or the model cannot be loaded from safetensors."""
+    """The hub has no such model or revision, or this token has no access to it, or the model cannot be loaded from
+    safetensors."""
 
 
 class HubFailed(Exception):
@@ -70,7 +72,8 @@ class HubFailed(Exception):
 
 
 class SpoiledDownload(Exception):
-    """A file is not what the hub, or another file, says of it. `paths` is what to delete, relative to the folder."""
+    """A file does not match what the hub, or another file, says of it. `paths` names what to delete, relative to the
+    folder."""
 
     def __init__(self, message: str, paths: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -84,13 +87,13 @@ class HubFile:
     path: str
     num_bytes: int
     blob_id: str
-    """Git's name of the content; for weights that of a pointer to them."""
+    """Git's name of the content; for weights the name of a pointer to them."""
     sha256: str | None
     """Hex; None for files that are stored in git itself."""
 
 
 def resolve(model: str, revision: str) -> str:
-    """The commit that a branch or tag means now. Raises NoSuchModel, HubFailed."""
+    """Returns the commit that a branch or tag means now. Raises NoSuchModel, HubFailed."""
     if COMMIT.fullmatch(revision):
         return revision
     with _one_line_errors(model, revision):
@@ -101,7 +104,7 @@ def resolve(model: str, revision: str) -> str:
 
 
 def list_files(model: str, commit: str) -> list[HubFile]:
-    """The files that loading needs. Raises NoSuchModel, HubFailed."""
+    """Returns the files that loading needs. Raises NoSuchModel, HubFailed."""
     with _one_line_errors(model, commit):
         # Not recursive: loading reads nothing below the top.
         entries = list(HfApi().list_repo_tree(model, revision=commit))
@@ -119,9 +122,9 @@ def list_files(model: str, commit: str) -> list[HubFile]:
 
 
 def download(model: str, commit: str, files: Sequence[HubFile], folder: Path, report: Callable[[str], None]) -> None:
-    """Puts the files into the folder, each checked against the hub's sum, and tells their paths as they arrive.
+    """Puts the files into the folder, checks each against the hub's sum, and reports their paths as they arrive.
 
-    What an earlier attempt has left there is used.
+    Files that an earlier attempt has left there are used.
 
     Raises NoSuchModel, HubFailed, SpoiledDownload, OSError.
     """
@@ -172,7 +175,7 @@ def _check(path: Path, file: HubFile) -> None:
 
 @contextmanager
 def _one_line_errors(model: str, revision: str) -> Iterator[None]:
-    """Turns the library's errors, of several lines, into ours of one line."""
+    """Turns the library's errors, which have several lines, into ours, which have one."""
     try:
         yield
     except HFValidationError as error:

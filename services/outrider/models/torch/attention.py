@@ -1,13 +1,13 @@
 """Attention over a pool of keys and values, with sums whose order is that of positions.
 
 A row's result is the same, bit by bit, whether it is computed alone, in a chain, in a tree or in a prefill, whatever
-runs beside it, and wherever its keys and values lie. Three things make it so:
+runs next to it, and wherever its keys and values lie. Three things make it so:
 
-* Products of matrices of float32 have the same bits for every number of rows from 4 on and every number of columns
-  from 16 on, and add along their inner dimension one by one, if that is short. So queries are padded to 4 rows, and
-  values are summed in *tiles* of 64 positions, one tile after the other.
-* The tiles are those of positions, not of slots. A tree's slots are sorted into the tiles of their positions; the rows
-  of other paths stand between, with weights that are zero, and a zero in a sum that goes one by one changes nothing.
+* Products of float32 matrices have the same bits for every number of rows from 4 on and every number of columns from 16
+  on. They add along their inner dimension one by one if it is short. So queries are padded to 4 rows, and values are
+  summed in *tiles* of 64 positions, one tile after the other.
+* Tiles consist of positions, not of slots. A tree's slots are sorted into the tiles of their positions. The rows of
+  other paths stand between them with weights of zero, and a zero changes nothing in a sum that goes one by one.
 * The weights themselves are summed in the order of positions, too.
 
 The first is a property of the libraries and of the CPU, which `outrider.models.exactness` checks when a model is
@@ -29,9 +29,9 @@ from outrider.models.kv_cache import TILE, KVCache, KVPool
 MIN_QUERIES = 4
 """Least rows of a product whose bits do not depend on their number."""
 MIN_ENTRIES = 200
-"""Least queries times the width of a head: torch has a kernel of its own for the smallest products."""
+"""Least product of queries and head width: torch has a separate kernel for the smallest products."""
 MIN_COLUMNS = 16
-"""Least columns, likewise."""
+"""Least columns of a product whose bits do not depend on their number."""
 MAX_QUERIES = 64
 """Most queries of a part: scores of more do not fit into a core's cache, and late rows see more than early ones."""
 
@@ -40,8 +40,8 @@ MAX_QUERIES = 64
 class Part:
     """Holds rows of one session that attend together, and the columns of their scores.
 
-    The first columns are those of the chain, a column for each slot up to the end of its last tile. Behind them stand
-    the gathered tiles: in each the slots whose positions lie in it.
+    The first columns are those of the chain, one for each slot up to the end of its last tile. The gathered tiles
+    follow. Each holds the slots whose positions lie in it.
     """
 
     first_row: int
@@ -56,7 +56,7 @@ class Part:
     visible: npt.NDArray[np.bool_]
     """bool [num_rows, num_columns]."""
     order: list[npt.NDArray[np.int64]] | None
-    """For each row the columns that it sees, by position. None means that columns are positions."""
+    """For each row the columns that it sees, ordered by position. None means that columns are positions."""
 
     @property
     def num_columns(self) -> int:
@@ -86,10 +86,10 @@ def parts_of_tree(
     """Lays out rows that see what `visible` says: bool [rows, cache.length + rows], over slots."""
     num_slots = visible.shape[1]
     positions = np.concatenate((np.arange(cache.chain_len), cache.tail_positions, position_ids)).astype(np.int64)
-    # Slots like those of a chain: they hold their own positions, and every row from theirs on sees them.
+    # Slots as in a chain: they hold their own positions, and every row from theirs on sees them.
     is_behind = np.tri(len(visible), num_slots, num_slots - len(visible), dtype=np.bool_)
     is_chain = (positions == np.arange(num_slots)) & (visible | ~is_behind).all(0)
-    # Whole tiles of them are read as they are. All other slots are gathered, a broken last tile among them.
+    # Whole tiles of them are read in place. All other slots are gathered, including an incomplete last tile.
     num_chain = int(np.argmin(np.append(is_chain, False))) // TILE * TILE
     behind = np.arange(num_chain, num_slots)
     positions = positions[num_chain:]
@@ -97,7 +97,7 @@ def parts_of_tree(
     gathered, columns = [], [np.arange(num_chain)]
     for tile in np.unique(tiles):
         of_tile = behind[tiles == tile]
-        # Too few columns are filled up with the first one, which nobody sees there.
+        # Too few columns are padded with the first one, which no row sees there.
         padded = np.pad(of_tile, (0, max(0, MIN_COLUMNS - len(of_tile))), mode="edge")
         gathered.append(cache.places(padded))
         columns.append(np.where(np.arange(len(padded)) < len(of_tile), padded, -1))
@@ -112,7 +112,7 @@ def parts_of_tree(
 
 
 class PartGroup:
-    """Computes the attention of parts of one shape together, so that few operators are called.
+    """Computes the attention of several parts of one shape together, so that few operators are called.
 
     In the shapes, P stands for parts, K for key-value heads, R for the rows of a part (padded), G for queries per key
     and C for columns.
@@ -122,13 +122,13 @@ class PartGroup:
         shape, device = pool.shape, pool.data.device
         self._parts = parts
         self._num_rows = num_padded_rows(max(part.num_rows for part in parts), queries_per_key, shape.head_dim)
-        # One column more than any part has: it stays hidden, for rows that see fewer positions than others.
+        # One column more than any part has. It stays hidden, and serves rows that see fewer positions than others.
         num_columns = -(-(max(part.num_columns for part in parts) + 1) // TILE) * TILE
         count, num_heads = len(parts), shape.num_heads
         sizes = (count, num_heads, self._num_rows, queries_per_key, shape.head_dim)
         self._queries = torch.zeros(sizes, dtype=shape.dtype, device=device)
         self._sums = torch.empty_like(self._queries)
-        # What lies behind a part's own columns is never written to, and stays hidden.
+        # Columns after a part's own are never written, and stay hidden.
         self._scores = torch.full((*sizes[:-1], num_columns), float("-inf"), dtype=shape.dtype, device=device)
         self._weights = torch.empty_like(self._scores)
         self._hidden = self._make_hidden(num_columns).to(device)
@@ -145,7 +145,7 @@ class PartGroup:
         return queries, scores, weights, sums
 
     def _make_hidden(self, num_columns: int) -> Tensor:
-        """Returns what no query may see: bool [P, 1, R, 1, C]."""
+        """Returns the mask of columns that queries must not see: bool [P, 1, R, 1, C]."""
         hidden = np.ones((len(self._parts), 1, self._num_rows, 1, num_columns), dtype=np.bool_)
         for part, of_part in zip(self._parts, hidden, strict=True):
             of_part[0, : part.num_rows, 0, : part.num_columns] = ~part.visible
@@ -172,7 +172,7 @@ class PartGroup:
         Args:
             layer: Index of the layer.
             queries: [rows of the forward, K, G, head_dim].
-            data: [2, K, slots, head_dim]: the pool's keys and values of this layer, those of these rows included.
+            data: [2, K, slots, head_dim]: the pool's keys and values of this layer, including those of these rows.
             scale: Factor of the scores.
             out: Like `queries`; the rows of this group are written.
         """
@@ -189,7 +189,7 @@ class PartGroup:
         scores, weights, sums = self._scores, self._weights, self._sums
         scores.masked_fill_(self._hidden, float("-inf"))
         torch.sub(scores, scores.amax(-1, True), out=weights).exp_()
-        # Of values that are summed tile by tile the weights are summed in the same order for all rows: by position.
+        # Values are summed tile by tile, and weights in the same order for all rows: by position.
         total = (weights if self._order is None else weights.gather(-1, self._order)).sum(-1, True)
         for reads in self._reads:
             reads.sum(layer)
@@ -203,7 +203,7 @@ class PartGroup:
 
 
 class _Reads:
-    """Reads a part's keys and values: whole runs of neighbours where they lie, gathered tiles by a copy.
+    """Reads a part's keys and values: runs of neighbours in place, gathered tiles by a copy.
 
     The views are made here for all layers at once: at a few rows a view costs as much as the arithmetic on it.
     """
@@ -220,7 +220,7 @@ class _Reads:
             keys = all_keys.narrow(2, place, count).transpose(2, 3).unbind(0)
             self._keys.append((scores.narrow(2, column, count), keys))
             for first in range(column, min(column + count, part.num_chain), TILE):
-                # What lies behind the last slot may be anything, even no number, which times a weight of 0 is none.
+                # Values after the last slot may be anything, even NaN, which a weight of 0 does not remove.
                 num_used = min(TILE, part.num_chain - first)
                 values = all_values.narrow(2, place + first - column, num_used).unbind(0)
                 self._values.append((weights.narrow(2, first, num_used), values))
@@ -258,7 +258,7 @@ class _Reads:
 
 
 def num_padded_rows(num_rows: int, queries_per_key: int, head_dim: int) -> int:
-    """Returns as how many rows a part is computed: enough for exact products, and few other numbers."""
+    """Returns the number of rows that a part is padded to: enough for exact products, and one of few numbers."""
     least = -(-max(MIN_QUERIES, -(-MIN_ENTRIES // head_dim)) // queries_per_key)
     return -(-num_rows // least) * least
 
@@ -267,7 +267,7 @@ def grouped(parts: Sequence[Part], pool: KVPool, queries_per_key: int) -> list[P
     """Puts parts of about one shape together."""
     by_shape: dict[tuple[int, int, bool], list[Part]] = {}
     for part in parts:
-        # Within a factor of two of each other in columns: what is padded is computed for nothing.
+        # Their numbers of columns are within a factor of two, because padding is wasted work.
         size = (part.num_columns // TILE).bit_length()
         shape = num_padded_rows(part.num_rows, queries_per_key, pool.shape.head_dim), size, part.order is None
         by_shape.setdefault(shape, []).append(part)

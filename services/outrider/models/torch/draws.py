@@ -15,7 +15,7 @@ from outrider.models.torch.noise import NoiseRows
 
 
 class TorchDraws:
-    """Finds the best perturbed scores, see `Draws`. Its only state is noise that is kept."""
+    """Finds the best perturbed scores, see `Draws`. Its only state is cached noise."""
 
     def __init__(self) -> None:
         self._noise: NoiseRows | None = None
@@ -27,7 +27,7 @@ class TorchDraws:
         return DrawnTokens(self.scores(logits, draws).argmax(-1))
 
     def best(self, logits: Tensor, draws: RowDraws, k: int) -> list[Best]:
-        """See `Draws`. Equals come in no certain order."""
+        """See `Draws`. The order of equals is undefined."""
         values, token_ids = self.scores(logits, draws).topk(k)
         return list(zip(token_ids.tolist(), values.tolist(), strict=True))
 
@@ -36,7 +36,8 @@ class TorchDraws:
         return lambda: [None] * len(chains)
 
     def scores(self, logits: Tensor, draws: RowDraws) -> Tensor:
-        """Returns logits / temperature + noise, minus infinity where not allowed; greedy rows as they are."""
+        """Returns logits / temperature + noise, minus infinity for tokens that are not allowed. Greedy rows stay as
+        they are."""
         if draws.is_greedy:
             return logits
         params, output_indices = draws.params, draws.output_indices

@@ -1,4 +1,4 @@
-"""The Gumbel noise of whole rows: in torch for any device, and kept where it is asked for again."""
+"""The Gumbel noise of whole rows: computed in torch for any device, and cached."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ MAX_BLOCK_ROWS = 16
 
 
 class NoiseRows:
-    """Computes the noise of whole rows, for one vocabulary size and device, and keeps it.
+    """Computes the noise of whole rows, for one vocabulary size and device, and caches it.
 
-    Output indices are drawn in order, and again after a rejected draft. So a block of consecutive indices is
-    computed in one go (a row of 2048 costs 26 us alone and 10 us in a block of 16) and the blocks
-    used last are kept.
+    Output indices are drawn in order, and again after a rejected draft. So a block of consecutive indices is computed
+    in one go (a row of 2048 costs 26 us alone and 10 us in a block of 16), and the blocks used last are kept.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, *, capacity_bytes: int = 64 * 2**20) -> None:
@@ -62,7 +61,7 @@ def hash_tensor(seed: int, output_index: int, vocab_size: int, device: torch.dev
 
 def gumbel_tensor(seed: int, output_index: int, vocab_size: int, device: torch.device) -> Tensor:
     """`outrider.core.noise.gumbel` of the ids 0 .. vocab_size-1, in torch: float32 [vocab]."""
-    # In float64 like its twin: in float32 the largest hashes would become infinite noise.
+    # In float64 like `outrider.core.noise.gumbel`: in float32 the largest hashes would become infinite noise.
     uniform = (hash_tensor(seed, output_index, vocab_size, device).double() + 0.5) * 2.0**-32
     return (-torch.log(-torch.log(uniform))).float()
 

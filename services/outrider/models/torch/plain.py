@@ -1,5 +1,5 @@
 """The library's own code of a model, run over packed rows: entered through its attention interface below the head, and
-through its forward for what it does with its head."""
+through its forward for the head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.models.torch.products import Product
 ATTENTION_NAME = "outrider"
 
 _plan: ContextVar[Plan] = ContextVar("plan")
-"""The plan of the forward that this thread is in: not all models hand further arguments down to their layers."""
+"""The plan of the forward that this thread runs: not all models pass further arguments on to their layers."""
 
 
 class PlainStack:
@@ -44,20 +44,20 @@ class PlainStack:
 
 
 class PlainHead:
-    """Makes logits of hidden states as the model's own class does: with what stands before and after its head, like
-    Granite's divisor and Gemma's cap. The product itself is ours."""
+    """Makes logits of hidden states as the model's own class does, including its steps before and after the head, such
+    as Granite's divisor and Gemma's cap. The product itself is ours."""
 
     def __init__(self, model: PreTrainedModel, product: Product) -> None:
         """
         Args:
             model: The model, whose head is taken out.
-            product: Of its head.
+            product: Product of the model's head.
         """
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         name = next(name for name, module in model.named_modules() if module is head)
         model.set_submodule(name, _Product(product))
         self._model: Any = model
-        # One of them is what the class calls for hidden states: OPT's passes over the first.
+        # The class calls one of these for hidden states: OPT's skips the first.
         decoder = model.get_decoder()  # type: ignore[no-untyped-call]
         self._below: set[Any] = {model.base_model, decoder} - {model}
         self._outputs = _Outputs()
@@ -76,12 +76,12 @@ class PlainHead:
         return logits
 
     def _given(self, *_arguments: object, **_options: object) -> _Outputs:
-        """Stands for the forward of what is below the head."""
+        """Replaces the forward of the layers below the head."""
         return self._outputs
 
 
 class _Product(nn.Module):
-    """A product in the place of a head."""
+    """Puts a product in the place of a head."""
 
     def __init__(self, product: Product) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _Product(nn.Module):
 
 
 class _Outputs:
-    """Stands for what a model's layers return: hidden states, and nothing of what else may be asked for."""
+    """Replaces the outputs of a model's layers: holds hidden states, and None for everything else."""
 
     last_hidden_state: Tensor
 
@@ -115,9 +115,9 @@ def _attend(
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attends for the library's layers: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
-    # Capped scores (Gemma 2), attention sinks (gpt-oss), position biases: left out, they would give wrong logits.
+    # Capped scores (Gemma 2), attention sinks (gpt-oss), position biases: ignored, they would give wrong logits.
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if extras.get(name) is not None]
-    # There is no mask but one that a model makes by itself.
+    # The only possible mask is one that a model makes by itself.
     unsupported += ["a mask of its own"] if attention_mask is not None else []
     if unsupported or key.shape != value.shape:
         raise UnsupportedModel(
@@ -137,7 +137,7 @@ def _attend(
 
 
 def _no_mask(**_arguments: object) -> None:
-    """Builds no mask, as the plan has them: the library's would be of a single text, and cost time."""
+    """Builds no mask, because the plan has the masks: the library's would be for a single text, and cost time."""
 
 
 AttentionInterface.register(ATTENTION_NAME, _attend)

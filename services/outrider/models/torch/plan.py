@@ -28,7 +28,7 @@ class Plan:
         Args:
             segments: One for each session.
             queries_per_key: Query heads that share a key-value head.
-            min_rows: Least rows of the forward. Fewer are filled up with rows that belong to nobody.
+            min_rows: Least rows of the forward. Fewer are padded.
             drawn: See `Runner.forward`.
 
         Raises:
@@ -40,7 +40,7 @@ class Plan:
         pool = segments[0].cache.pool
         self._data = pool.data
         self.cache_dtype = pool.shape.dtype
-        """Type of keys and values, and of what `attend` takes."""
+        """Type of keys and values, and of the arguments of `attend`."""
         self.slot_shape = pool.shape.num_heads, pool.shape.head_dim
         """Key-value heads of a layer, and the width of one."""
         self.heads = pool.shape.num_heads, queries_per_key
@@ -48,7 +48,7 @@ class Plan:
         token_ids: list[int] = []
         self._position_ids: list[Sequence[int]] = []
         self.wanted_rows: list[int] = []
-        """Rows whose logits are computed: those that are wanted, and behind them as many as `min_rows` asks for."""
+        """Rows whose logits are computed: the wanted ones, and then as many more as `min_rows` requires."""
         for segment in segments:
             length, num_rows = segment.cache.length, len(segment.token_ids)
             token_ids.extend(segment.token_ids)
@@ -59,25 +59,26 @@ class Plan:
         self.num_wanted = len(self.wanted_rows)
         """Rows whose logits are wanted."""
         self.num_rows = max(min_rows, self._num_used)
-        """Rows of the forward, those that belong to nobody included."""
+        """Rows of the forward, including padding."""
         if self.wanted_rows:
-            # The head is a product like the others. The rows of nobody come first: with them all rows are wanted.
+            # The head is a product like the others, so it gets as many rows. Padding rows are taken first: with them
+            # all rows are wanted.
             fill = [*range(self._num_used, self.num_rows), *[0] * min_rows]
             self.wanted_rows += fill[: max(0, min_rows - self.num_wanted)]
         position_ids = [position for ids in self._position_ids for position in ids]
-        # Of the list: to read it from a tensor would be to wait for the accelerator.
+        # From the list: reading it from a tensor would wait for the accelerator.
         self.last_position = max(position_ids)
         padding = [0] * (self.num_rows - self._num_used)
         device = pool.data.device
         self.places = self._reserve()
-        """Slots of the pool that take the new keys and values: int64 [rows that are somebody's]."""
+        """Slots of the pool that take the new keys and values: int64 [rows without padding]."""
         self.lay_out(pool)
         self.num_attended = 0
-        """Layers whose attention was computed; the runner checks once that all are."""
+        """Number of layers whose attention was computed; the runner checks once that it is all of them."""
         # One tensor for both is one copy to the device.
         rows = np.array([token_ids + padding, position_ids + padding])
         self.position_array: npt.NDArray[np.int64] = rows[1]
-        """Position of each row, in the host's memory."""
+        """Position of each row, in host memory."""
         self.token_ids, self.position_ids = torch.from_numpy(rows).to(device).unbind(0)
         if drawn is not None:
             self.token_ids = filled_in(self.token_ids, drawn)
@@ -92,7 +93,7 @@ class Plan:
         return np.concatenate(places)
 
     def lay_out(self, pool: KVPool) -> None:
-        """Lays out what `attend` reads. Called once, when the rows have their places."""
+        """Lays out the data that `attend` reads. Called once, when the rows have their places."""
         queries_per_key = self.heads[1]
         self._groups = grouped(self._parts(max(1, MAX_QUERIES // queries_per_key)), pool, queries_per_key)
         self._device_places = torch.from_numpy(self.places).to(pool.data.device)
@@ -137,11 +138,11 @@ class Plan:
         return out.flatten(1)
 
     def kept(self, keys_values: Tensor) -> Tensor:
-        """Returns the keys and values of rows that are somebody's, in the order of the pool's."""
+        """Returns the keys and values of rows without padding, in the order of the pool's dimensions."""
         return keys_values[: self._num_used].permute(1, 2, 0, 3)
 
     def empty(self, *sizes: int, dtype: torch.dtype) -> Tensor:
-        """Makes a tensor for what rows attend to. Those that belong to nobody attend to nothing, and stay zero."""
+        """Makes a tensor for the attention's results. Padding rows attend to nothing, and stay zero."""
         make = torch.zeros if self._num_used < self.num_rows else torch.empty
         return make(sizes, dtype=dtype, device=self._data.device)
 

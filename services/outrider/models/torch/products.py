@@ -1,4 +1,4 @@
-"""Products with weights that do not change, by torch and by oneDNN."""
+"""Products with constant weights, by torch and by oneDNN."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MakeProduct = Callable[[Tensor, Tensor | None], Product]
 MIN_LARGE_ENTRIES = 2**19
 """Matrices with fewer entries are small: a call of oneDNN alone takes some 40 us."""
 PACKED_FOR_ROWS = {torch.bfloat16: 1, torch.float32: 8}
-"""Rows of a product that the layout of the weights is chosen for."""
+"""Number of rows for which the layout of the weights is optimised."""
 
 
 def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
     """Makes the function `x @ weight.T + bias`, of weight [out, in] and bias [out]. The bits of a row depend on the
-    number of rows, but for oneDNN's products on a CPU."""
+    number of rows, except with oneDNN's products on a CPU."""
     if weight.device.type == "cpu" and _can_be_packed(weight.dtype):
         return _make_packed(weight, bias)
     return TorchProduct(weight, bias)
@@ -46,7 +46,7 @@ class TorchProduct:
 
 
 def make_head(weight: Tensor, bias: Tensor | None, make: MakeProduct) -> Product:
-    """Makes the product that gives the logits: in float32 where the device can, which rounds them less; otherwise as
+    """Makes the product that gives the logits: in float32 if the device can, which rounds them less; otherwise as
     `make` does."""
     if weight.device.type != "cuda" or weight.dtype is torch.float32 or bias is not None:
         return make(weight, bias)
@@ -54,7 +54,7 @@ def make_head(weight: Tensor, bias: Tensor | None, make: MakeProduct) -> Product
 
 
 class HeadProduct(TorchProduct):
-    """Computes logits in float32 of weights of 16 bits, on a GPU: those near 20 lie an eighth apart in bfloat16."""
+    """Computes float32 logits from 16-bit weights, on a GPU: bfloat16 logits near 20 lie an eighth apart."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Computes the product."""
@@ -62,7 +62,7 @@ class HeadProduct(TorchProduct):
 
 
 def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Puts together weight and bias of one product that gives the outputs of all `linears` side by side."""
+    """Joins weights and biases for one product that gives the outputs of all `linears` side by side."""
     weight = torch.cat(tuple(linear.weight for linear in linears))
     if all(linear.bias is None for linear in linears):
         return weight, None
@@ -73,8 +73,8 @@ def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 
 def _make_packed(weight: Tensor, bias: Tensor | None) -> Product:
-    # oneDNN multiplies weights in a blocked layout of its own: they are put into it once, not at every call.
-    # The operators are private; torch's own compiler calls them for frozen weights (`_inductor`, mkldnn_fusion.py).
+    # oneDNN multiplies weights in its own blocked layout: they are packed once, not at every call. The operators are
+    # private; torch's own compiler calls them for frozen weights (`_inductor`, mkldnn_fusion.py).
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS[weight.dtype])
     multiply = torch.ops.mkldnn._linear_pointwise.default
 

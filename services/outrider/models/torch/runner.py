@@ -25,7 +25,7 @@ from outrider.models.torch.products import Product, make_head, make_product
 from outrider.models.torch.steps import TorchSteps
 
 PADDINGS = (1, 2, 4)
-"""Least rows of a forward that are tried: single rows take other ways through some libraries than several do."""
+"""Least rows of a forward that are tried: libraries may compute a single row differently than several."""
 
 
 class Stack(Protocol):
@@ -36,7 +36,7 @@ class Stack(Protocol):
 
 
 class TorchRunner(Runner):
-    """Runs forwards of as many rows as they are asked for."""
+    """Runs forwards of any number of rows, without buckets."""
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("torch",)
 
@@ -63,14 +63,14 @@ class TorchRunner(Runner):
         self.pool = KVPool(self.cache_shape, resolved(num_blocks), block_size)
         self._check_attention()
 
-    # What a device may do in another way.
+    # Overridden for some devices.
 
     def make_product(self, weight: Tensor, bias: Tensor | None) -> Product:
         """Makes a product of the layers, see `outrider.models.torch.products.make_product`."""
         return make_product(weight, bias)
 
     def make_steps(self, rotary: RotaryTable) -> Steps[Any]:
-        """Makes what stands between the products."""
+        """Makes the steps between the products."""
         return TorchSteps(rotary, self.dtype, self.cache_shape.dtype)
 
     def make_plan(self, segments: Sequence[Segment], min_rows: int = 1, drawn: Tensor | None = None) -> Plan:
@@ -82,7 +82,7 @@ class TorchRunner(Runner):
     def run(
         self, segments: Sequence[Segment], num_layers: int | None, draws: RowDraws | None, drawn: Tensor | None
     ) -> Tensor | None:
-        """See `Runner`. Nobody is told of `draws`."""
+        """See `Runner`. `draws` is ignored."""
         plan = self.make_plan(segments, self.min_rows, drawn)
         hidden = self._stack(plan, num_layers)
         plan.commit()
@@ -93,7 +93,7 @@ class TorchRunner(Runner):
         return logits if logits.dtype is torch.float32 else logits.float()
 
     def exact_ways(self) -> Iterator[None]:
-        """See `Runner`: forwards of a few rows at least."""
+        """See `Runner`: pads forwards to a few rows at least."""
         for self.min_rows in PADDINGS:
             yield
         self.min_rows = 1
@@ -116,7 +116,7 @@ class TorchRunner(Runner):
         except UnsupportedModel:
             raise
         except Exception as error:
-            # Anything: the code is the library's, and was not written to be run this way.
+            # Any error: the code is the library's, and was not written to be run this way.
             raise UnsupportedModel(
                 f"its layers do not run over packed rows: {type(error).__name__}: {error}"
             ) from error
@@ -135,6 +135,6 @@ def _processor(device: torch.device) -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    # Libraries choose their kernels by these.
+    # Libraries choose their kernels by these flags.
     wanted = ("vendor_id", "cpu family", "model\t", "flags", "Features")
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))

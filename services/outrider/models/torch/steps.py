@@ -54,7 +54,7 @@ class TorchSteps(Steps[Plan]):
 
 
 class _Attention:
-    """Runs norms of heads, rotary embedding and attention of a layer."""
+    """Runs head norms, rotary embedding and attention of a layer."""
 
     def __init__(self, index: int, module: Any, rotary: RotaryTable, dtype: torch.dtype, stream: torch.dtype) -> None:
         self._index = index
@@ -73,7 +73,7 @@ class _Attention:
 
     def __call__(self, heads: Tensor, plan: Plan) -> Tensor:
         heads = heads.view(len(heads), -1, self._head_dim).to(self._stream)
-        # Qwen3 norms its heads before it turns them.
+        # Qwen3 norms its heads before turning them.
         if self._norms is not None:
             # Without weights: `rms_norm` takes one row of them for all heads, and queries and keys have different ones.
             turned = heads[:, : self._num_turned]
@@ -89,7 +89,7 @@ class _Attention:
         turns = self._rotary.up_to(plan.last_position).index_select(0, plan.position_ids).unsqueeze(1)
         pairs = torch.view_as_complex(heads.float().view(*heads.shape[:2], -1, 2))
         pairs.mul_(turns)
-        # In float32 `pairs` is a view, and `heads` are turned by now; of any other type `float()` has made a copy.
+        # In float32 `pairs` is a view, and `heads` are turned by now; for any other type `float()` has made a copy.
         if heads.dtype is not torch.float32:
             heads.copy_(torch.view_as_real(pairs).flatten(-2))
 

@@ -18,8 +18,8 @@ from transformers import LlamaForCausalLM, StaticCache
 
 #: From this share of the time on, sequences are 512 instead of 256 tokens long ...
 SHORT_SEQUENCES_END = 0.4
-#: ... and from this one on, those of every other batch are 1024 tokens long. Of the draft's batches these are all that
-#: are text: the others are sampled from the target.
+#: ... and from this one on, those of every other batch are 1024 tokens long. These are the draft's only batches of
+#: text: its others are sampled from the target.
 LONG_SEQUENCES_START = 0.8
 
 #: When the draft starts to see sampled text, and the share of its time that sampling takes.
@@ -103,7 +103,7 @@ def sample_continuations(
     cache = StaticCache(config=model.config, max_cache_len=prompts.shape[1] + new_tokens)
     pieces = [prompts]
     for _ in range(new_tokens):
-        # The prompts at first, then one token each: the cache has the rest.
+        # First the prompts, then one token each: the cache has the rest.
         logits = model(input_ids=pieces[-1], past_key_values=cache, use_cache=True).logits[:, -1]
         if temperature == 0:
             pieces.append(logits.argmax(-1, keepdim=True))

@@ -30,7 +30,7 @@ def save_bundle(model: LlamaForCausalLM, folder: Path, record: dict[str, Any]) -
     also cast the rotary frequencies and so change the positions.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Beside the folder: `os.replace` works only within one file system.
+    # Next to the folder: `os.replace` works only within one file system.
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder.parent) as name:
         partial = Path(name)
         # safetensors refuses tensors that are not contiguous, and two that share their memory.

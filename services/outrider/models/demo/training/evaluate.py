@@ -104,7 +104,7 @@ def agreement(target: LlamaForCausalLM, draft: LlamaForCausalLM, prompts: Tensor
     """Sample from the target, then compare the two models at every sampled place."""
     generator = torch.Generator().manual_seed(SEED)
     text = sample_continuations(target, prompts, NEW_TOKENS, temperature, generator)
-    # A row predicts the token behind it: from the prompt's last one to the last but one of all.
+    # A row predicts the token after it: from the prompt's last one to the last but one of all.
     places = slice(prompts.shape[1] - 1, -1)
     p_logits = target(input_ids=text, use_cache=False).logits[:, places]
     q_logits = draft(input_ids=text, use_cache=False).logits[:, places]

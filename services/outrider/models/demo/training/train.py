@@ -1,6 +1,6 @@
 """Train the demo pair from scratch: ``python -m outrider.models.demo.training.train``.
 
-Four stages, each of which starts from what the one before it saved:
+Four stages. Each starts from what the one before it saved:
 
 ``tokenizer``  learn the vocabulary from the corpus (seconds)
 ``target``     train the target on the text
@@ -72,7 +72,7 @@ def train_draft(out: Path, corpus: Corpus, minutes: float, seed: int) -> None:
 def resume_draft(out: Path, corpus: Corpus, minutes: float, seed: int) -> None:
     """Train the draft in ``out/draft`` on, with the last phase of the schedule again.
 
-    The batches are others than before, and so is the text sampled from the target.
+    The batches differ from those before, and so does the text sampled from the target.
     """
     record = training_record(out / "draft")
     run = _Run(out / "draft", recipe.draft_config(), corpus, seed + record["runs"], record)
@@ -98,7 +98,7 @@ class _Run:
         seed: int,
         earlier: dict[str, Any] | None = None,
     ) -> None:
-        torch.manual_seed(seed)  # before the model is made, whose first weights are drawn then
+        torch.manual_seed(seed)  # before the model is made, because its initial weights are drawn then
         self.folder = folder
         self.seed = seed
         self.stream = encode_files(load_tokenizer(folder), corpus.train, shuffle_seed=seed)

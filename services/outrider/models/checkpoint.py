@@ -1,6 +1,6 @@
 """Judges a model by the files next to its weights: in a tenth of a second, without torch, before anything is loaded.
 
-What a config cannot tell is found when the model is loaded (`outrider.models.loading`).
+Loading the model finds what a config cannot tell (`outrider.models.loading`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "s
 """Files that a tokenizer is read from; one of them is enough."""
 PLAIN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 STATE_KEYS = ("state_size", "ssm_state_size", "mamba_d_state", "lru_width")
-"""Fields of configs whose layers keep a state in place of keys and values."""
+"""Config fields of models with layers that keep a state in place of keys and values."""
 NUM_NAMED = 3
 """Most wrong tensors that a message names."""
 

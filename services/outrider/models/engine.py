@@ -60,7 +60,7 @@ class EngineThread(ABC, Generic[Session]):
             name: Name of the thread.
             runner: Runs the forwards, on this thread only.
             loop: Event loop that posts for many sessions in one iteration. None means that there is none.
-            host: The engine on whose thread this one takes its turns. None means that it has a thread of its own.
+            host: Engine that lends its thread to this one's turns. None means that it has a thread of its own.
         """
         self.sessions: dict[str, Session] = {}
         """All sessions, by id. Changed by the engine's thread alone."""

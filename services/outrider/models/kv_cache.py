@@ -205,7 +205,7 @@ class KVCache:
         self.shrink()
 
     def shrink(self) -> None:
-        """Gives back the blocks behind the one that the next slot goes to."""
+        """Gives back the blocks after the one that the next slot goes to."""
         num_kept = self.length // self.pool.block_size + 1 if self.length else 0
         if len(self._table) > num_kept:
             _release_all(self.pool.blocks, self._table, num_kept)

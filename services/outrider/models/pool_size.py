@@ -101,7 +101,7 @@ def room_on_gpu(shape: CacheShape, free_bytes: int, beside: Beside | None = None
     Args:
         shape: A slot of the pool.
         free_bytes: Memory that is free, in bytes.
-        beside: The pool that will be made after this one.
+        beside: Another pool, which will be made after this one.
         num_chosen: Tokens that were configured for this pool: the other one gets what is left. 0 means that none were.
     """
     usable = int(DEVICE_MEMORY_SHARE * free_bytes)

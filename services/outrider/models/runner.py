@@ -61,7 +61,7 @@ class Runner(ABC):
         self.min_rows = 1
         """Least rows of a forward; fewer are padded. Unused if there are `buckets`."""
 
-    # What forwards are like.
+    # Properties of forwards.
 
     @property
     def buckets(self) -> tuple[int, ...]:

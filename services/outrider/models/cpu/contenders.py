@@ -4,7 +4,7 @@ A row is folded into columns. At first only the largest logit of every column is
 
 1. The column with the largest logit of each stretch gives a floor: the k-th best of their perturbed scores.
 2. A token's noise is below `QUIET` unless its hash is among the highest. The tokens with the highest hashes are found
-   by the inverse of the hash. The others matter only in columns whose largest tempered logit comes within `QUIET` of
+   by the inverse of the hash. Other tokens matter only in columns whose largest tempered logit comes within `QUIET` of
    the floor.
 3. The tokens of these columns are hashed, without reading their logits. A column's largest logit tells how high a hash
    must be.

@@ -30,7 +30,7 @@ class _Buffers(threading.local):
 class CpuSteps(Steps[CpuPlan]):
     """Makes the steps by the kernels of a CPU. The residual stream is float32.
 
-    What a step returns is overwritten by the next layer's: at a few rows a new tensor costs as much as its arithmetic.
+    The next layer's step overwrites a step's results: at a few rows a new tensor costs as much as its arithmetic.
     """
 
     def __init__(self, rotary: RotaryTable, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Attention over paths of the pool, with sums whose order is that of positions.
+"""Attention over paths of the pool, with sums in the order of positions.
 
 A path is a causal sequence with its own table of places: blocks of the pool below its root, and a list of places from
 there on. So a row of a chain and a row of a tree are alike: both see the positions up to their own, one after the

@@ -85,7 +85,8 @@ def _offer_block(
         least = tl.min(scores, 0)
         slack = tl.where(is_noisy & (top > -_INF), _SLACK + _RELATIVE_SLACK * tl.abs(top), 0.0)
         left = _MAX_TRIES
-        # Without noise a token that equals the least comes later, and so has a higher id.
+        # Without noise, a token that equals the least one so far comes later, has a higher id, and does not belong
+        # there.
         while (top > -_INF) & ((top > least) | (is_noisy & (top + slack >= least))) & (left > 0):
             # The lowest id of equals.
             token_id = start + tl.argmax(rough, 0)

@@ -4,8 +4,8 @@ At a few rows the time of a small model's layer is that of starting and ending i
 weights: fewer kernels are faster. Sums here go by other tiles than a library's, so these kernels are for models whose
 rows need not be exact, as a draft model's need not.
 
-Where the stream is written, it is also written times the weights of the norm that comes next, and its squares are added
-up: a program does that for its columns. The factor of the norm is the same for all columns of a row, so the kernel that
+The kernel that writes the stream also writes it times the weights of the next norm, and adds up its squares: each
+program does that for its own columns. The factor of the norm is the same for all columns of a row, so the kernel that
 multiplies the normed stream applies it to the row's sums, from the squares of all programs.
 """
 

@@ -29,7 +29,7 @@ out."""
 SPLIT = 256
 """Positions of a split."""
 MAX_WANTED = 256
-"""Most rows of a forward whose logits the graph has room for. Further wanted rows are computed after it."""
+"""Most rows of a forward that the graph has room for logits of. Further wanted rows are computed after it."""
 MAX_ITEMS = 2048
 """Most items of work of a forward whose splits are shared among programs: half a million positions, each counted once
 for every tile that sees it."""
@@ -92,7 +92,7 @@ class Shape:
 
     @property
     def num_fixed(self) -> int:
-        """Numbers in front of the places, whose number is data."""
+        """Size of the part before the places. The number of places is data."""
         return _num_fixed(self)
 
     def num_loop(self, length: int) -> int:

@@ -5,7 +5,7 @@ SHA-256 sums if there is one. The folder appears at once when all of it is there
 (``SHA256SUMS``, as ``sha256sum --check`` reads it). A second run reads the files again and downloads nothing; an
 interrupted run is continued; of several runs at the same time one downloads and the others wait.
 
-With ``--check`` nothing is written and the hub is not asked: the exit status tells if the model is there and right.
+With ``--check`` it writes nothing and does not ask the hub: the exit status tells if the model is there and right.
 
 HF_TOKEN is the token for models that need one, HF_ENDPOINT a mirror of the hub.
 """
@@ -152,8 +152,8 @@ def _download(partial: Path, model: str, commit: str, sums: Mapping[str, str] | 
 def check(folder: Path, model: str, revision: str, sums: Mapping[str, str] | None = None) -> None:
     """Reads every file and raises Stopped unless the folder holds this model, complete and right.
 
-    Without `sums` the folder's own list says what is right. A revision that is no commit cannot be compared with the
-    folder's without asking the hub, and is not. Raises OSError.
+    Without `sums`, files are checked against the folder's own list. A revision that is no commit is not compared with
+    the folder's, which would take asking the hub. Raises OSError.
     """
     kept = _kept_list(folder, model, revision)
     if kept is None and not (folder.is_dir() and files_in(folder)):

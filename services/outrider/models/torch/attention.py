@@ -1,4 +1,4 @@
-"""Attention over a pool of keys and values, with sums whose order is that of positions.
+"""Attention over a pool of keys and values, with sums in the order of positions.
 
 A row's result is the same, bit by bit, whether it is computed alone, in a chain, in a tree or in a prefill, whatever
 runs next to it, and wherever its keys and values lie. Three things make it so:

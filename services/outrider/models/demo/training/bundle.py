@@ -1,4 +1,4 @@
-"""Model folders: what a stage leaves behind for the next one and for the users.
+"""Model folders: the results of a stage, for the next stage and for users.
 
 A folder is an ordinary Transformers checkpoint: bfloat16 weights, the config,
 the tokenizer, and ``training.json`` with how it came about. Files are replaced

@@ -2,7 +2,7 @@
 
     python -m outrider.models.pairs --device DEVICE --target MODEL [--draft MODEL]
 
-prints what is wrong, one line for each flag; nothing if a service may be started.
+prints what is wrong, a line for each flag; nothing if a service can try.
 """
 
 from __future__ import annotations

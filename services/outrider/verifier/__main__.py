@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def _load() -> Callable[[VerifierSettings], Service]:
-    # Imports torch. `launch` calls this when the settings are right, so that a wrong flag is told at once.
+    # Imports torch. `launch` calls this after checking the settings, so that a wrong flag is reported at once.
     with needs_extra("models"):
         from outrider.verifier.service import VerifierService
     return VerifierService

@@ -1,4 +1,4 @@
-"""Admission of a request: it becomes the spec of a session, and everything that a client can get wrong is named."""
+"""Admission of a request: turns it into the spec of a session, and names everything that a client can get wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from outrider.wire.structure import FIELD, structure_from_proto
 
 MAX_TOKEN_LEN = 256
 """Most characters of a text for each token of the context. The longest tokens in use, runs of spaces, have half as
-many. No number would be a law: some tokenizers drop blanks, or make one token of all that they do not know."""
+many. No number is a strict bound: some tokenizers drop blanks, or make one token of all that they do not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Limits:
     max_prompt_tokens: int = 0
     """Longest prompt; 0 means as many tokens as the context has room for."""
     prefix_scope: PrefixScope = PrefixScope.TENANT
-    """Says who finds the keys and values of a generation's beginning again."""
+    """The generations that can reuse the keys and values of a generation's beginning."""
     max_num_choices: int = 16
     """Most texts of one request."""
     shares_gpu: bool = False
@@ -57,12 +57,12 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
     """Converts the prompt to token ids.
 
     Raises:
-        OutOfRange: a text or a chat that is too long for the context whatever its tokens; it is not tokenized.
-        InvalidArgument: unset, empty, a chat with a wrong field, or one that its template refuses; InvalidParameter: a
-            token id outside the vocabulary.
-        FailedPrecondition: a chat for a tokenizer without a template, or with what its template does not know.
+        OutOfRange: a text or a chat has too many characters for the context, whatever its tokens; it is not tokenized.
+        InvalidArgument: the prompt is unset or empty, or a chat has a wrong field or is refused by its template;
+            InvalidParameter: a token id is outside the vocabulary.
+        FailedPrecondition: a chat's tokenizer has no template, or the template does not know a part of the chat.
     """
-    # At most one of the two is set. The other one, read all the same, is empty, and reading does not set it.
+    # At most one of the two is set. The other one reads as empty, and reading does not set it.
     _check_length("prompt", len(prompt.text) + num_characters(prompt.chat), model.max_context_len)
     match prompt.WhichOneof("input"):
         case "text":
@@ -115,7 +115,7 @@ def session_specs(
 
     Raises:
         InvalidArgument, InvalidParameter: a field is missing or outside its range.
-        OutOfRange: prompt or max_tokens exceed the context, or the prompt what this server takes.
+        OutOfRange: prompt or max_tokens exceed the context, or the prompt exceeds this server's limit.
         FailedPrecondition: the method needs a peer that is not configured, and the request does not allow another.
     """
     request = with_sampling(request, model_info(model))
@@ -130,9 +130,9 @@ def session_specs(
     resumed = [verifier_pb2.ResumedChoice(token_ids=request.resume_token_ids)] * n
     resumed = list(request.resume_choices) or resumed
     num_left = sum(not choice.is_finished for choice in resumed)
-    # A text that the caller drafts for has a call of its own.
+    # Each text that the caller drafts for needs a call of its own.
     check(num_left == 1 or not brings_drafts, field, "all finished but one, for which this caller drafts", num_left)
-    # What is wrong with a finished one is said, too: others of these texts may be resumed in other calls.
+    # Finished texts are checked too: others of these texts may be resumed in other calls.
     specs = [_choice(spec, index, choice, request, codec, grammars) for index, choice in enumerate(resumed)]
     return [None if choice.is_finished else spec for spec, choice in zip(specs, resumed, strict=True)]
 
@@ -162,7 +162,7 @@ def _spec(
     if shares_gpu and speculation.method.on_shared_gpu is not None:
         speculation = speculation.method.on_shared_gpu(speculation, given_names(request.speculation))
     max_tokens = _max_tokens(request, len(prompt), model)
-    # Where max_tokens is clamped, so is what is wanted at least: the end of the room is an end of the length.
+    # If max_tokens is clamped, so is min_tokens: a text that runs out of room ends by its length.
     most = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else max_tokens
     rule = f"at most max_tokens ({most})"
     check(sampling.min_tokens <= most, "sampling.min_tokens", rule, sampling.min_tokens)
@@ -192,13 +192,13 @@ def _choice(
     codec: TextCodec,
     grammars: Grammars,
 ) -> SessionSpec:
-    """Returns the spec of one of the texts, which goes on behind what it had come to."""
+    """Returns the spec of one of the texts, which continues after its resumed tokens."""
     field = "resume_token_ids" if request.resume_token_ids else f"resume_choices[{index}].token_ids"
     resumed = token_ids_from_proto(choice.token_ids, spec.vocab_size, field)
     if resumed and not (spec.sampling.is_greedy or request.sampling.HasField("seed")):
         raise InvalidArgument("sampling.seed", "must be set to resume: the tokens so far were drawn with it")
     if resumed and resumed[-1] in spec.stop_token_ids:
-        resumed = resumed[:-1]  # a stop is not part of the output: the target draws it again, and that is the end
+        resumed = resumed[:-1]  # a stop token is not part of the output: the target draws it again, and ends there
     check(len(resumed) <= spec.max_tokens, field, f"no longer than max_tokens ({spec.max_tokens})", len(resumed))
     spec = replace(spec, resume_token_ids=resumed)
     if index:
@@ -212,7 +212,7 @@ def _choice(
     if request.HasField("structured_outputs"):
         spec = _structured(spec, request, grammars, field)
     if resumed and spec.stop and (found := StopText(spec, codec).found):
-        # The text had come to its end just before the call broke that is resumed.
+        # The text was complete just before the resumed call broke.
         spec = replace(spec, is_complete=True, resumed_stop=found)
     return spec
 
@@ -236,7 +236,7 @@ def _structured(
 
 
 def check_structure(structure: Structure, grammars: Grammars) -> Matcher:
-    """Returns a matcher at the beginning of a text. Raises InvalidArgument if the description is none."""
+    """Returns a matcher at the beginning of a text. Raises InvalidArgument if the description is invalid."""
     try:
         return grammars.matcher(structure)
     except (BadStructure, StructureBroken) as error:
@@ -244,7 +244,7 @@ def check_structure(structure: Structure, grammars: Grammars) -> Matcher:
 
 
 def _truncated(prompt: tuple[TokenId, ...], request: verifier_pb2.GenerateRequest) -> tuple[TokenId, ...]:
-    """Returns the last tokens of the prompt, if the request wants no more."""
+    """Returns the prompt, or its last tokens if the request truncates it."""
     if not request.HasField("truncate_prompt_tokens"):
         return prompt
     check(request.truncate_prompt_tokens >= 1, "truncate_prompt_tokens", ">= 1", request.truncate_prompt_tokens)
@@ -258,9 +258,9 @@ def _prediction(
     codec: TextCodec,
     limits: Limits,
 ) -> tuple[TokenId, ...]:
-    """Returns the tokens of the predicted text; none where there is none.
+    """Returns the tokens of the predicted text; empty if there is none.
 
-    Raises InvalidParameter where the request looks nothing up in process, OutOfRange for a text that is too long.
+    Raises InvalidParameter if the request looks nothing up in process, OutOfRange for a text that is too long.
     """
     if not request.prediction:
         return ()
@@ -276,7 +276,7 @@ def _prediction(
 
 
 def _prediction_rule(params: SpeculationParams) -> str:
-    """Says what a request that looks nothing up in process would have to say to be allowed a prediction."""
+    """Returns the rule that a request breaks which has a prediction but looks nothing up in process."""
     method = params.method
     if method.is_off:
         return "empty with method off, which looks nothing up"
@@ -288,7 +288,7 @@ def _prediction_rule(params: SpeculationParams) -> str:
 
 
 def _check_length(field: str, length: int, max_context_len: int) -> None:
-    """Refuses a text that cannot fit, by its characters, before seconds are spent on tokenizing it."""
+    """Refuses a text with too many characters to fit, before seconds are spent on tokenizing it."""
     if length > MAX_TOKEN_LEN * max_context_len:
         raise OutOfRange(
             f"{field} must be shorter than the context of {max_context_len} tokens, got {length} characters: at most "
@@ -297,13 +297,13 @@ def _check_length(field: str, length: int, max_context_len: int) -> None:
 
 
 def check_num_tokens(field: str, number: int, most: int) -> None:
-    """Raises OutOfRange if a list has more tokens than are worked through."""
+    """Raises OutOfRange if a list has more tokens than the server processes."""
     if number > most:
         raise OutOfRange(f"{field} must have at most {most} tokens, got {number}")
 
 
 def missing_peer(method: Method, limits: Limits) -> str | None:
-    """Returns the peer that a method cannot do without and that this server lacks; None means that it lacks none."""
+    """Returns the peer that a method requires and this server lacks; None means that it lacks none."""
     if method.needs_draft_model and not limits.has_speculator:
         return "speculator"
     if method.needs_datastore and not limits.has_datastore:
@@ -314,7 +314,7 @@ def missing_peer(method: Method, limits: Limits) -> str | None:
 def _served(
     params: SpeculationParams, limits: Limits, brings_drafts: bool, allow_fallback: bool, *, has_prediction: bool
 ) -> SpeculationParams:
-    """Returns the parameters, or those that replace them where a peer is missing.
+    """Returns the parameters, or their replacement if a peer is missing.
 
     Raises InvalidParameter for a method that a caller cannot draft for, FailedPrecondition for a missing peer.
     """
@@ -333,7 +333,7 @@ def _served(
 
 def _fallback(params: SpeculationParams, limits: Limits, *, has_prediction: bool) -> SpeculationParams:
     """Returns parameters of the method for which this server has all peers: retrieval, otherwise no speculation."""
-    # A prediction is looked up here, without any peer.
+    # A prediction is looked up in process, without any peer.
     method = RETRIEVAL if limits.has_datastore or has_prediction else OFF
     scope = params.retrieval_scope if params.retrieves else limits.defaults.retrieval_scope
     shares = params.contribute if params.retrieves else scope is not RetrievalScope.SESSION
@@ -343,7 +343,7 @@ def _fallback(params: SpeculationParams, limits: Limits, *, has_prediction: bool
         num_speculative_tokens=params.num_speculative_tokens,
         lookahead=params.lookahead,
         min_path_probability=params.min_path_probability,
-        # The ratio rule goes without it; what is left here goes by the match rule, where it is the default.
+        # The ratio rule does without shared noise; the fallback uses the match rule, whose default it is.
         shared_noise=params.shared_noise or params.is_ratio,
         retrieval=retrieves,
         retrieval_scope=scope if retrieves else RetrievalScope.SESSION,
@@ -353,10 +353,10 @@ def _fallback(params: SpeculationParams, limits: Limits, *, has_prediction: bool
 
 
 def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, model: LoadedModel) -> int:
-    """Returns the most tokens of each text. Raises OutOfRange if there is no room for them; where they are a wish, if
-    there is no room for any."""
+    """Returns the most tokens of each text. Raises OutOfRange if there is no room for them; if max_tokens may be
+    clamped, only if there is no room for any."""
     max_context_len, num_pool_tokens = model.max_context_len, model.runner.pool.num_slots
-    # Alone it must fit, or it would lose its room for ever.
+    # It must fit into the pool alone, or it would be preempted for ever.
     if num_prompt >= num_pool_tokens:
         raise OutOfRange(
             f"prompt must be shorter than this server's pool of keys and values, {num_pool_tokens} tokens, got "

@@ -1,4 +1,4 @@
-"""A chat of a request, checked field by field and brought into the form that chat templates take."""
+"""Checks the chat of a request field by field, and converts it to the form that chat templates take."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def chat_from_proto(chat: verifier_pb2.ChatMessages) -> Chat:
 
 
 def num_characters(chat: verifier_pb2.ChatMessages) -> int:
-    """Counts the characters of everything that a template may write. A message, a call and a tool have one at least:
-    without a role or a name, `chat_from_proto` refuses the chat."""
+    """Counts the characters of everything that a template may write. A message, a call and a tool have at least one:
+    `chat_from_proto` refuses a chat without a role or a name."""
     texts = [chat.chat_template_kwargs]
     for message in chat.messages:
         texts += (message.role, message.content, message.name, message.tool_call_id)
@@ -51,7 +51,7 @@ def _message(message: verifier_pb2.ChatMessage, field: str) -> dict[str, Any]:
     if message.tool_calls and message.role != "assistant":
         raise InvalidArgument(f"{field}.tool_calls", f'must be empty for role "{message.role}": the assistant calls')
     rendered: dict[str, Any] = {"role": message.role}
-    # Left out where they are unset: templates ask if a message has them, and some take "" for a value.
+    # Left out if they are unset: templates ask if a message has them, and some take "" for a value.
     if message.HasField("content"):
         rendered["content"] = message.content
     rendered |= _set_fields(message, ("name", "tool_call_id"))
@@ -80,7 +80,7 @@ def _tool(tool: verifier_pb2.Tool, field: str) -> dict[str, Any]:
 
 
 def _definition(tool: verifier_pb2.Tool, field: str) -> dict[str, Any]:
-    """Returns a tool as its caller has written it."""
+    """Returns a tool as its caller wrote it."""
     definition = _json_object(tool.definition, field)
     function = definition.get("function")
     if not isinstance(function, dict) or function.get("name") != tool.name:
@@ -89,7 +89,7 @@ def _definition(tool: verifier_pb2.Tool, field: str) -> dict[str, Any]:
 
 
 def _check_continuation(chat: verifier_pb2.ChatMessages) -> None:
-    """Raises InvalidArgument if the last message is none that the model could go on with."""
+    """Raises InvalidArgument if the model cannot continue the last message."""
     field, last = f"{CHAT_FIELD}.continue_final_message", chat.messages[-1]
     if chat.add_generation_prompt:
         raise InvalidArgument(field, f"must be false with {CHAT_FIELD}.add_generation_prompt")
@@ -97,7 +97,7 @@ def _check_continuation(chat: verifier_pb2.ChatMessages) -> None:
         raise InvalidArgument(field, f'must be false unless the last message is the assistant\'s, got "{last.role}"')
     if not last.HasField("content"):
         raise InvalidArgument(field, "must be false unless the last message has content")
-    # They stand behind the content, where transformers would cut them off without a word.
+    # Tool calls follow the content, where transformers would cut them off silently.
     if last.tool_calls:
         raise InvalidArgument(field, "must be false where the last message calls tools")
 
@@ -135,5 +135,5 @@ def _json_object(text: str, field: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    # `json` takes NaN and Infinity, which are no JSON, and would write them into the prompt.
+    # `json` accepts NaN and Infinity, which are not JSON, and would write them into the prompt.
     raise ValueError(f"{name} is no JSON value")

@@ -1,4 +1,4 @@
-"""The messages of a caller of Collaborate, which brings the drafts of its generation."""
+"""The messages of a caller of Collaborate, which supplies the drafts of its generation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from outrider.wire.errors import InvalidArgument, RpcError, invalid_argument
 from outrider.wire.handshake import check_handshake
 
 DRAFT_WEIGHT = 16
-"""Work of taking in a draft beside that of its nodes, in nodes."""
+"""Work of taking in a draft besides that of its nodes, in nodes."""
 MAX_WAITING_WEIGHT = 4096
-"""Work that a caller may be ahead of the engine; then nothing is read from it until its drafts are taken in."""
+"""Most work that a caller may be ahead of the engine; beyond it, nothing is read until its drafts are taken in."""
 
 
 async def opening_of(
@@ -26,7 +26,8 @@ async def opening_of(
     """Reads and checks the first message.
 
     Raises:
-        InvalidArgument, InvalidParameter: it does not open a collaboration, or has a field that belongs to a draft.
+        InvalidArgument, InvalidParameter: the message does not open a collaboration, or has a field that belongs to a
+            draft.
         FailedPrecondition: the caller speaks another version of the protocol, or has another tokenizer.
     """
     first = await anext(aiter(requests), None)  # None: half-closed without a message
@@ -40,7 +41,7 @@ async def opening_of(
 
 
 class CallerDrafts:
-    """Passes the drafts of one call on to its generation, in a task beside the one that answers."""
+    """Passes the drafts of one call on to its generation, in a task next to the one that answers."""
 
     def __init__(self, generation: Generation, limit: DraftLimit, traffics: Sequence[Traffic]) -> None:
         """
@@ -54,17 +55,18 @@ class CallerDrafts:
         self._generation, self._limit, self._traffics = generation, limit, traffics
 
     async def read(self, requests: AsyncIterator[verifier_pb2.CollaborateRequest]) -> None:
-        """Reads until the caller half-closes or sends something wrong, no faster than the engine takes drafts in."""
+        """Reads until the caller half-closes or sends something wrong. Reads no faster than the engine takes drafts
+        in."""
         weight = 0
         try:
             async for request in requests:
                 weight += self._take(request)
                 if weight > MAX_WAITING_WEIGHT:
-                    # Messages that are not read fill HTTP/2's window, and that holds the caller back.
+                    # Unread messages fill HTTP/2's window, which holds the caller back.
                     await self._generation.drafts_taken_in()
                     weight = 0
         except RpcError as error:
-            # By way of the generation: raised here, an error would end this task, and the generation would go on.
+            # Passed to the generation: raised here, an error would end this task, and the generation would go on.
             self._generation.fail(error)
         except InvalidParameter as error:
             self._generation.fail(invalid_argument(error))
@@ -84,11 +86,11 @@ class CallerDrafts:
             traffic.num_bytes_sent += num_bytes
 
     def _take(self, request: verifier_pb2.CollaborateRequest) -> int:
-        """Passes a draft on. Returns the work that it is."""
+        """Passes a draft on. Returns its work."""
         self.count_received(request)
         if request.WhichOneof("event") != "draft":
             raise InvalidArgument("event", "must be draft after the first message")
-        # Also of a draft that the limit drops: an acknowledgement says what has arrived.
+        # Set for a dropped draft too: an acknowledgement says what has arrived.
         self.last_node_id = last_node_id(request.draft)
         if self._limit.admits(request.draft):
             draft = draft_from_proto(request.draft, request.forward_us, request.retrieval_us)

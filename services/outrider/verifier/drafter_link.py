@@ -9,8 +9,8 @@ A `Link` is its state::
     PENDING, LIVE, PAUSED    detach                                -> LOST
     LOST                     attach                                -> PENDING, or PAUSED if the strategy has no drafts
 
-Any other event leaves the state as it is, and ABSENT is left by none. Drafts are waited for in PENDING and LIVE alone.
-What comes in another state is added to the draft tree all the same: the content rule decides what it is worth
+Any other event leaves the state as it is, and no event leaves ABSENT. Drafts are waited for in PENDING and LIVE alone.
+A draft that comes in another state is added to the draft tree all the same: the content rule decides what it is worth
 (`outrider.core.tree`).
 """
 
@@ -29,9 +29,9 @@ from outrider.core.tree import Draft, Node, StreamNodes
 from outrider.verifier.timings import EngineTimings
 
 NEAR_PART = 4
-"""Part of a number of nodes by which it may be off before the drafter is told another one."""
+"""The drafter is told a new number of nodes when the old one is off by more than one part in this many."""
 MAX_DRAFT_ROUNDS = 4.0
-"""Plain rounds that a draft forward may take for an unknown drafter to be tried at once. A slower one can bring a
+"""An unknown drafter is tried at once if its forward takes at most this many plain rounds. A slower one can bring a
 quarter at most, and takes several times as long as the target to read a prompt."""
 
 
@@ -41,7 +41,7 @@ class Link(Enum):
     ABSENT = "absent"
     """The session has none, and gets none: its method wants no drafts, or nobody makes any."""
     PENDING = "pending"
-    """Drafts are wanted, and it has said nothing since: its stream opens, or it reads the text that it has missed."""
+    """Drafts are wanted, and it has not answered since: its stream opens, or it reads the text that it has missed."""
     LIVE = "live"
     """Drafts are wanted, and it has answered."""
     PAUSED = "paused"
@@ -51,7 +51,7 @@ class Link(Enum):
 
 
 class DrafterLink:
-    """Takes a drafter's nodes in, and knows what to expect of it. Owned by the engine's thread."""
+    """Takes a drafter's nodes in, and tracks what to expect of it. Owned by the engine's thread."""
 
     def __init__(
         self,
@@ -65,28 +65,27 @@ class DrafterLink:
         """
         Args:
             generation: The generation that is drafted for.
-            strategy: The one that its rounds begin with.
+            strategy: The strategy that its rounds begin with.
             timings: What all sessions have measured.
             has_drafter: False for a session without a drafter. One that has a drafter expects it from the beginning.
-            is_probing: True if it is not known yet whether drafts pay.
+            is_probing: True while it is unknown whether drafts pay.
         """
         self._generation, self._timings = generation, timings
         self._strategy = strategy
         self._known_strategy = strategy
-        """The strategy that the drafter knows of."""
+        """The strategy that the drafter was last told."""
         self._told = Steering()
-        """The latest news of the drafter."""
+        """The latest steering that the drafter was sent."""
         self.max_forward_us = int(MAX_DRAFT_ROUNDS * timings.plain_ms * 1e3) if is_probing else 0
-        """Time of a draft forward from which on the drafter begins with a pause, in microseconds. 0: none is too
-        slow."""
+        """A drafter whose forward takes longer than this, in microseconds, begins with a pause. 0: none is too slow."""
         self.state = self._unheard if has_drafter else Link.ABSENT
         self._nodes: StreamNodes | None = None
         """Nodes of the latest stream. None: there was no stream and no draft yet."""
         self._answers_from = len(generation.committed)
-        """Committed tokens that a draft follows at least if it answers in PENDING: one that follows fewer was on its
-        way before."""
+        """Fewest committed tokens that a draft must follow to count as an answer in PENDING: a draft that follows fewer
+        was already on its way."""
         self._unanswered: dict[int, float] = {}
-        """Times of the commits whose first draft is timed, and has not come, by their committed tokens."""
+        """Times of the commits whose first draft is timed and has not come, by their numbers of committed tokens."""
         self._num_timeouts = 0
         """Rounds in a row that have waited for a draft that did not come."""
         self._accepted_per_chain = RunningMean(0.1)
@@ -94,7 +93,7 @@ class DrafterLink:
 
     @property
     def _unheard(self) -> Link:
-        """The state of a drafter that has said nothing."""
+        """The state of a drafter that has not answered yet."""
         return Link.PENDING if self._strategy.method.has_draft_model else Link.PAUSED
 
     @property
@@ -116,7 +115,7 @@ class DrafterLink:
             forward_us: Time of a draft forward of one row, in microseconds. 0 means not known.
 
         Returns:
-            True if it is so slow that it has begun with a pause.
+            True if the drafter is so slow that it begins with a pause.
         """
         self._generation.statistics.missing.find(Peer.SPECULATOR)
         if self.state is not Link.ABSENT:
@@ -124,7 +123,7 @@ class DrafterLink:
         self._nodes = StreamNodes(self._generation.tree)
         self._answers_from = 0  # nothing of this stream was on its way before
         self._num_timeouts = 0
-        self._unanswered.clear()  # what the lost stream leaves unanswered tells nothing of the speed of this one
+        self._unanswered.clear()  # discard latency samples of the lost stream
         is_too_slow = 0 < self.max_forward_us < forward_us
         if is_too_slow:
             self._known_strategy = PLAIN
@@ -135,7 +134,7 @@ class DrafterLink:
         if self.state is not Link.ABSENT:
             self.state = Link.LOST
         statistics = self._generation.statistics
-        if self._nodes is not None:  # what was not there when the session began was not lost
+        if self._nodes is not None:  # a drafter that never came was not lost
             statistics.add(num_speculator_losses=1)
         statistics.missing.miss(peer, absence)
 
@@ -156,7 +155,7 @@ class DrafterLink:
             arrived_at: Time at which the draft came, which is earlier if a forward was running.
 
         Returns:
-            The time that the drafter took for this answer to a commit. None where that is not timed.
+            The time that the drafter took for this answer to a commit. None if that is not timed.
         """
         if self._nodes is None:
             self._nodes = StreamNodes(self._generation.tree)  # a caller that drafts itself opens no stream
@@ -186,8 +185,8 @@ class DrafterLink:
         return time
 
     def time_answer(self, now: float) -> None:
-        """Times the first draft after the commit of now, if the next round needs it. The first one in PENDING is not
-        timed: reading the text tells nothing of the answers to come."""
+        """Times the first draft after the current commit, if the next round needs it. The first one in PENDING is not
+        timed: it includes reading the text, and is not representative."""
         if self.state is Link.LIVE and (self.takes_turns or not self._generation.tree.root.children):
             self._unanswered[len(self._generation.committed)] = now
 
@@ -196,13 +195,13 @@ class DrafterLink:
         self._num_timeouts += 1
 
     def learn_verdict(self, nodes: Sequence[Node], num_accepted: int) -> None:
-        """Learns from a round what a draft is worth that is waited for.
+        """Learns from a round what a draft that is waited for is worth.
 
         Args:
             nodes: The nodes that it verified.
             num_accepted: How many of them were kept.
         """
-        # A retrieved chain in place of a draft tells nothing of that.
+        # A retrieved chain in place of a draft is no evidence of that.
         if nodes and (nodes[0].source is Source.DRAFT or not self.is_drafting):
             self._accepted_per_chain.add(num_accepted)
 
@@ -234,7 +233,7 @@ class DrafterLink:
     # What it is told.
 
     def next_steering(self) -> Steering | None:
-        """Returns what the drafter should know and does not. None means that there is nothing, or no drafter."""
+        """Returns news that the drafter should be told. None means that there is none, or no drafter."""
         if not self.is_attached:
             return None
         strategy, timings, told = self._strategy, self._timings, self._told
@@ -253,15 +252,17 @@ class DrafterLink:
         return self._told
 
     def _max_num_nodes(self) -> int:
-        """Returns the most nodes of a round, as the drafter should know it. 0 means that it need not."""
+        """Returns the most nodes of a round, as told to the drafter. 0 means that it need not know."""
         params, told = self._generation.spec.speculation, self._told.max_num_nodes
         most = params.num_speculative_tokens
         measured = int(self._timings.max_num_nodes.get(most))
-        # A drafter that is not waited for has nothing better to do, and one that would not draft more needs no number.
+        # A drafter that is not waited for loses nothing by drafting more, and one that would not draft more needs no
+        # number.
         if self.waiting is not Waiting.IN_TURNS or (not told and measured >= most):
             return told
         measured = max(1, min(most, measured))
-        # Sessions come and go: it would be told in each round. It is always told when there is room for all again.
+        # Sessions come and go: without slack it would be told in each round. It is always told when there is room for
+        # all again.
         is_near = abs(measured - told) <= told // NEAR_PART and measured < most
         return told if told and is_near else measured
 

@@ -1,9 +1,9 @@
 """The verifier's engine: one thread that runs the rounds of all sessions, a packed forward at a time.
 
-The thread takes one `turn` after the other: plan the next batch, launch it, judge the flight before it. Where nothing
-of the next batch has to be computed from that flight by the host, a GPU gets it before the flight is judged (overlap
-scheduling): tokens that are still to be drawn stay on the device. On a CPU, or with overlap off, the same code
-launches it after the verdicts. The thread never waits for the event loop.
+The thread takes one `turn` after the other: plan the next batch, launch it, judge the flight before it. If the host has
+to compute nothing of the next batch from that flight, a GPU gets the batch before the flight is judged (overlap
+scheduling): tokens that are still to be drawn stay on the device. On a CPU, or with overlap off, the same code launches
+the batch after the verdicts. The thread never waits for the event loop.
 """
 
 from __future__ import annotations
@@ -66,32 +66,32 @@ class Engine(EngineThread[VerifySession]):
             forward_times: Times of a forward by its rows.
             prefill_chunk: Most prompt rows of one forward, over all sessions.
             max_rows: Most decode rows of one forward; chains and sub-trees are cut to fit.
-            max_num_rows: Most drafted rows of one session's sub-tree, where its request names no number.
+            max_num_rows: Most drafted rows of one session's sub-tree if its request names no number.
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             queue_timeout_s: Longest that a new session waits for room.
             stopwatch: Times the forwards. None means the one for the target's device.
-            overlaps: False to launch no batch before the verdicts of the one before, on a GPU too.
+            overlaps: False to launch each batch after the verdicts of the previous one, on a GPU too.
         """
         super().__init__("verifier-engine", model.runner, loop)
         self.counts = RoundCounts()
         self.timings = EngineTimings(forward_times, max_num_rows)
         """Measurements of all sessions."""
         self.sampler = Sampler()
-        """Draws. Another one may take its place before the first session."""
+        """Draws the tokens. May be replaced before the first session."""
         self._codec = TextCodec(model.tokenizer)
         self.stopwatch = stopwatch or stopwatch_for(model.runner.device)
-        """Times the forwards. Another one may take its place before the first session."""
+        """Times the forwards. May be replaced before the first session."""
         self._loop = loop
         self._queue_timeout_s = queue_timeout_s
         self._verdicts: list[_Delivery] = []
-        """Verdicts that the loop has not been told of yet."""
+        """Verdicts that are not delivered to the loop yet."""
         self.overlaps = overlaps and model.runner.pool.shape.device.type == "cuda"
-        """True if batches are launched while the device is at another one. Verdicts are then delivered after the next
-        launch: delivered before, they would make the event loop take the interpreter from this thread."""
+        """True if a batch is launched while the device runs the previous one. Verdicts are then delivered after the
+        next launch: before it, the event loop would take the interpreter from this thread."""
         self._flight: Flight | None = None
-        """The latest flight that is launched and not judged. None during a turn."""
+        """The flight that is launched and not judged yet. None during a turn."""
         self._done_at = 0.0
-        """Time at which the device ended the latest flight that was judged, as far as its duration tells."""
+        """Time at which the device ended the latest judged flight, computed from its duration."""
         self._idle_since: float | None = None
         """Time at which the device last went idle waiting for this thread. None: it is busy, or waits for others."""
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
@@ -133,7 +133,7 @@ class Engine(EngineThread[VerifySession]):
                 # A forward would fail for all sessions, and a bias would change another one's logits.
                 raise ValueError(f"a token id is not in [0, {self._runner.vocab_size}), the rows of the model's head")
             cache = self._runner.new_cache(salt)
-            # What the forward says of a prompt is wanted of all of it, also of what others have read.
+            # Prompt log-probabilities are wanted of the whole prompt, also of a prefix that other sessions have read.
             cache.finds = spec.report.prompt_logprobs is None
             now = time.perf_counter()
             elder = self.sessions.get(elder_id)
@@ -156,8 +156,9 @@ class Engine(EngineThread[VerifySession]):
     # On the engine's thread.
 
     def turn(self, now: float) -> float | None:
-        """Launches the next batch and judges the flight before it, whichever of the two there is. In this order: a
-        batch is planned from the flight before its verdicts, and these must know what follows them already."""
+        """Launches the next batch and judges the flight before it, whichever of the two there is. The launch comes
+        first: a batch is planned from the flight before its verdicts, and the verdicts must know what is launched
+        already."""
         flight, self._flight = self._flight, None  # if anything fails here, all sessions go, and the flights with them
         launched, until_refused = None, None
         if flight is None or self.overlaps:
@@ -174,7 +175,8 @@ class Engine(EngineThread[VerifySession]):
         return min(waits, default=None)
 
     def _admit(self, now: float) -> float | None:
-        """Lets sessions in that there is room for; returns how long the first of the others may still wait."""
+        """Admits sessions for which there is room; returns for how many seconds the first of the others may still
+        wait."""
         for session in self.residency.admit():
             with self.isolated(session.spec.session_id):
                 session.enter(now)
@@ -186,7 +188,7 @@ class Engine(EngineThread[VerifySession]):
         return until_refused
 
     def _refuse_those_that_waited_too_long(self, now: float) -> float | None:
-        """Ends new sessions for which there was no room in time; returns after how long that is to be asked again."""
+        """Ends new sessions for which there was no room in time; returns after how many seconds to check again."""
         left_s = None
         for session in self.residency.waiting:
             if session.phase is not Phase.WAITING:
@@ -205,8 +207,8 @@ class Engine(EngineThread[VerifySession]):
         return len(self.residency.waiting)
 
     def ask_for_news(self, session_id: str) -> None:
-        """Has the engine's own thread tell a session's listener why there is no verdict: one that hangs tells nothing.
-        May be called in any thread."""
+        """Has the engine's own thread tell a session's listener why there is no verdict: a thread that hangs tells
+        nothing. May be called in any thread."""
 
         def tell(session: VerifySession) -> None:
             news: NoRoom | Reading
@@ -225,12 +227,12 @@ class Engine(EngineThread[VerifySession]):
         self._deliver()
 
     def removed(self, session: VerifySession, *, has_failed: bool) -> None:
-        """Gives the session's blocks back; what it has said can be found again."""
+        """Gives the session's blocks back; other sessions can find its text as a prefix."""
         self.residency.discard(session, has_failed=has_failed)
 
     def _launch(self, batch: Batch) -> Flight:
-        """Asks the device for a forward, and for all that is read of it. A GPU is not waited for; a CPU computes it
-        here."""
+        """Asks the device for a forward, and for everything that is read of it. Does not wait for a GPU; a CPU computes
+        it here."""
         drawing, rounds, segments = batch.drawing, batch.rounds, batch.segments
         contexts = Contexts(sum(segment.cache.length for segment in segments), len(segments))
         known = draws_of(rounds)
@@ -265,20 +267,20 @@ class Engine(EngineThread[VerifySession]):
         known_at = time.perf_counter()
         self._idle_since = known_at if drawing and launched is None else None
         going_on = _going_on(flight, launched)
-        # Asked after the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
-        # prompts alone have no draws, and nothing waits for them.
+        # Read after the draws: on an asynchronous device, `forward` returns before the work is done. Pieces of prompts
+        # alone have no draws, and nothing waits for them.
         forward_ms = flight.timing.elapsed_ms() if drawing else 0.0
-        # It has begun when it was launched, or when the one before had ended.
+        # The forward began when it was launched, or when the previous one ended.
         self._done_at = max(self._done_at, flight.timed_from) + forward_ms / 1e3
         if launched is not None and drawing:  # pieces of prompts alone are not timed
             self.counts.gaps.add(max(0.0, launched.launched_at - self._done_at))
-        # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
-        # round goes on from them.
+        # Takes drafts in that came during the forward: the verdict counts as a hit if they have its next token, and the
+        # next round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
         self._measure(flight, forward_ms)
-        # Where a launch should come first, that delivers them: delivered now, they would take this thread's interpreter
-        # while the device waits. Peers are never kept waiting.
+        # If a launch should come first, `_launch` delivers the verdicts: delivered now, they would take the interpreter
+        # from this thread while the device waits. Peers are never kept waiting.
         deliver_now = not self.overlaps or launched is not None
         for session, verdict in list(self._verdicts_of(flight, draws, forward_ms, now, going_on)):
             with self.isolated(session.spec.session_id):
@@ -296,13 +298,13 @@ class Engine(EngineThread[VerifySession]):
         now: float,
         going_on: Collection[VerifySession],
     ) -> Iterator[tuple[VerifySession, Verdict]]:
-        """Makes the verdicts of a flight, of the sessions that do not fail at it.
+        """Makes the verdicts of a flight. Sessions that fail at theirs are left out.
 
         Args:
             flight: The flight.
             draws: The target's tokens for the rows of each session.
             forward_ms: Time of the forward.
-            now: Time at which its draws were there, and the drafts that had come by then taken in.
+            now: Time at which its draws were known, and the drafts that had come by then were taken in.
             going_on: Sessions whose next row is in the cache already.
         """
         batch, next_tokens, first_row = flight.batch, flight.next_tokens(), 0
@@ -312,7 +314,7 @@ class Engine(EngineThread[VerifySession]):
             rows = slice(first_row, first_row + len(round_.output_indices))
             first_row = rows.stop
             if session in flight.void or not self.residency.has(session):
-                continue  # drawn for already; or closed a moment ago, by what was posted: its cache is empty
+                continue  # drawn for already; or closed a moment ago by what was posted: its cache is empty
             if round_.structured is not None and round_.structured.error:
                 self._tell(session.listener.on_broken, round_.structured.error)
                 self.remove(session.spec.session_id)
@@ -336,11 +338,11 @@ class Engine(EngineThread[VerifySession]):
             self.remove(session.spec.session_id)
         elif session.take_commits is not None:
             session.take_commits(session.generation.committed)
-        # Peers elsewhere go on from a verdict: they are told at once.
+        # Peers in other processes go on from a verdict: they are told at once.
         return (session.drafter.is_drafting and session.take_commits is None) or requests.question is not None
 
     def _tell(self, call: Callable[..., object], *args: object) -> None:
-        """Has the event loop call a listener, which hears of its verdicts first."""
+        """Has the event loop call a listener, after it has delivered the listener's verdicts."""
         self._deliver()
         self._loop.call_soon_threadsafe(call, *args)
 
@@ -348,15 +350,15 @@ class Engine(EngineThread[VerifySession]):
         """Tells the loop of the verdicts since the last time."""
         if self._verdicts:
             verdicts, self._verdicts = self._verdicts, []
-            # One call for all of them: each one would write to the pipe that wakes the loop.
+            # One call for all of them: each call writes to the pipe that wakes the loop.
             self._loop.call_soon_threadsafe(_tell_verdicts, verdicts)
 
     def _end_step(self, drawing: Sequence[VerifySession], now: float, *, is_typical: bool) -> None:
-        """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
+        """Has the sessions that share forwards learn from a step, including those that were not ready for it."""
         stepped = set(drawing)
         others = [each for each in self.residency.residents if each.choice.is_auto and each not in stepped]
         sessions = [session for session in drawing if session.choice.is_auto]
-        # Those whose reader is too slow for them have nothing to wait for here.
+        # Sessions paused for a slow reader have nothing to wait for here.
         sessions += [each for each in others if not (each.phase is Phase.PAUSED or each.round.is_prefilling)]
         shares = [session.choice.take_share() for session in sessions]
         self.timings.end_step(shares, now, is_typical=is_typical)
@@ -366,20 +368,20 @@ class Engine(EngineThread[VerifySession]):
         num_rows = flight.batch.num_rows
         if flight.batch.drawing:
             self.counts.add_forward(forward_ms, num_rows)
-        # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
+        # A drafter on trial may slow the forward down: the forward with it would then seem no slower than a plain one.
         if flight.is_decoding and not any(session.choice.is_probing for session in self.sessions.values()):
             self.timings.forward_ms.add(forward_ms)
             self.timings.forward_times.observe(num_rows, forward_ms, flight.contexts)
 
 
 def _going_on(flight: Flight, launched: Flight | None) -> Collection[VerifySession]:
-    """Returns the sessions of a flight whose next rows are in the one that was launched after it, with the tokens that
-    the host has found."""
+    """Returns the sessions of a flight whose next rows, fed with the tokens that the host has found, are in the flight
+    launched after it."""
     if launched is None or flight.draws.drawn is None:
         return ()
     unsettled = {flight.batch.drawing[row] for row in flight.draws.drawn.unsettled}
     going_on = set(launched.batch.work).intersection(flight.batch.drawing)
-    # The device has gone on from other tokens.
+    # For these the device has gone on from other tokens.
     launched.void |= going_on & unsettled
     return going_on - unsettled
 
@@ -387,7 +389,7 @@ def _going_on(flight: Flight, launched: Flight | None) -> Collection[VerifySessi
 def _logprobs(
     session: VerifySession, logits: Logits, round_: Round, verdict: Verdict, known: TokenLogprobs | None
 ) -> tuple[TokenLogprobs, ...]:
-    """Returns the log-probabilities of what a round commits; those of its only draw may be known."""
+    """Returns the log-probabilities of what a round commits; if it has a single draw, they may be known already."""
     if known is not None:
         return (known,)[: len(verdict.token_ids)]
     return round_logprobs(logits, round_, verdict, session.spec.report)

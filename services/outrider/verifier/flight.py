@@ -1,8 +1,8 @@
-"""The forwards that sessions share: the rows of one, and what the device was asked for and the host has not read.
+"""The forwards that sessions share: the rows of one, and what the device was asked for and the host has not read yet.
 
-A *batch* is planned; a *flight* is a batch that the device is at. Where a device works on by itself, the batch after a
-flight may be launched before the host knows what the flight draws: a row whose token is still to be drawn has a
-*placeholder* for it (`outrider.models.packing`).
+A *batch* is planned; a *flight* is a batch that the device runs. On an asynchronous device, the batch after a flight
+may be launched before the host knows what the flight draws: a row whose token is still to be drawn has a *placeholder*
+for it (`outrider.models.packing`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outrider.models.timing import Timing
 from outrider.verifier.session import VerifySession
 
 Isolated = Callable[[str], AbstractContextManager[object]]
-"""Makes a context that loses the session of this id if its body raises: see `EngineThread.isolated`."""
+"""Makes a context that ends the session of this id if its body raises: see `EngineThread.isolated`."""
 
 
 class Batch(NamedTuple):
@@ -35,13 +35,14 @@ class Batch(NamedTuple):
     segments: Sequence[Segment]
     """Rows of each session. Token ids below 0 are placeholders for tokens of `drawn`."""
     drawing: Sequence[VerifySession]
-    """Those of the sessions that get a verdict."""
+    """The sessions that get a verdict."""
     rounds: Sequence[Round]
-    """For each of these, how it is drawn for."""
+    """For each of these, how its tokens are drawn."""
     started: float
     """Time at which it was planned."""
     drawn: TokensOnDevice | None = None
-    """Whole numbers: the tokens that placeholders stand for, which the device has or is at. None: there are none."""
+    """Whole numbers: the tokens that placeholders stand for, which the device has or still computes. None: there are
+    none."""
 
     @property
     def num_rows(self) -> int:
@@ -50,8 +51,8 @@ class Batch(NamedTuple):
 
     @property
     def is_decoding(self) -> bool:
-        """False for a forward with a piece of a prompt in it, the last one too: its time tells nothing of those that
-        only decode."""
+        """False for a forward with a piece of a prompt in it, even the last piece: its duration is not that of a
+        forward that only decodes."""
         # Rows without logits are those of prompts.
         is_reading = any(session.round.num_prompt_rows for session in self.work)
         return not is_reading and all(len(segment.token_ids) == segment.num_logits for segment in self.segments)
@@ -59,30 +60,30 @@ class Batch(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """Holds what the device has been asked for: a forward and the draws after it."""
+    """A launched batch: a forward and the draws after it, which the device has been asked for."""
 
     batch: Batch
     contexts: Contexts
     logits: Logits
-    """Those that are drawn from."""
+    """The logits that are drawn from."""
     draws: PendingRounds
     next_tokens: Callable[[], Sequence[list[Follower]]]
-    """Waits for the most probable next tokens of every row: none for rows of sessions that do not want them, an empty
-    list if none does."""
+    """Waits for the most probable next tokens of every row: none for a row whose session does not want them, an empty
+    list if no session does."""
     logprobs: Callable[[], Sequence[TokenLogprobs | None]]
-    """Waits for the log-probabilities of draws: for each round its token's, None where they are found after the
-    verdict. Empty if they all are."""
+    """Waits for the log-probabilities of draws: for each round that of its token, None if it is found after the
+    verdict. Empty if all are."""
     timing: Timing
     launched_at: float
-    """Time at which the device had been asked."""
+    """Time at which the device had been asked for everything."""
     timed_from: float
     """Time from which `timing` measures, if the device had nothing else to do then."""
     is_decoding: bool
     """See `Batch.is_decoding`."""
     void: set[VerifySession] = field(default_factory=set)
-    """Sessions whose row here was fed a token that the host then overruled: it means nothing."""
+    """Sessions whose row here was fed a token that the host then overruled: the row is ignored."""
     places: Mapping[VerifySession, int] = field(init=False)
-    """Numbers of the sessions that are drawn for. They are places among the draws where each has one row."""
+    """Indices of the sessions that are drawn for. If each has one row, they are indices of the draws too."""
 
     def __post_init__(self) -> None:
         self.places = {session: place for place, session in enumerate(self.batch.drawing)}
@@ -101,8 +102,8 @@ def round_of(session: VerifySession) -> Round:
 
 
 def wanted_temperatures(session: VerifySession) -> list[float | None]:
-    """Returns for each row of a session the temperature at which its most probable tokens are wanted; None where they
-    are not."""
+    """Returns for each row of a session the temperature at which its most probable tokens are wanted; None if they are
+    not."""
     temperature = session.spec.sampling.temperature
     return [temperature if session.wants_next_tokens else None] * (1 + len(session.round.nodes))
 
@@ -118,23 +119,23 @@ def begin_next_tokens(logits: Logits, drawing: Sequence[VerifySession]) -> Calla
 def begin_logprobs(
     logits: Logits, drawing: Sequence[VerifySession], rounds: Sequence[Round], drawn: DrawnTokens | None
 ) -> Callable[[], Sequence[TokenLogprobs | None]]:
-    """Tells a device to find log-probabilities together with the draws, where these are all that rounds emit.
+    """Tells a device to find log-probabilities together with the draws, if the rounds emit nothing but these.
 
     Returns:
-        What waits for them: for each round its token's (`begin_drawn_logprobs`), or nothing for all.
+        A function that waits for them: for each round that of its token (`begin_drawn_logprobs`), or nothing for all.
     """
     reports = [session.spec.report for session in drawing]
     if drawn is None or all(report.logprobs is None for report in reports):
         return tuple
-    # Of drafted rows few are accepted, and no batch is launched before their verdicts.
+    # Few drafted rows are accepted, and no batch is launched before their verdicts.
     if any(len(each.output_indices) > 1 for each in rounds):
         return tuple
     return begin_drawn_logprobs(logits, drawn, reports)
 
 
 def tell_of_prompts(logits: Logits, batch: Batch, isolated: Isolated) -> Logits:
-    """Tells sessions what the forward finds out about their prompts, where they ask for it; returns the logits of all
-    other rows."""
+    """Tells sessions that ask for it what the forward finds out about their prompts; returns the logits of all other
+    rows."""
     work, segments = batch.work, batch.segments
     if not any(session.round.num_prompt_rows for session in work):
         return logits

@@ -27,10 +27,10 @@ from outrider.wire.errors import Internal, InvalidArgument, ResourceExhausted, R
 _Item = TypeVar("_Item")
 
 HIGH_WATER = 64
-"""Verdicts that a slow reader may be behind before its generation pauses."""
+"""Verdicts that may wait for a slow reader before its generation pauses."""
 NEWS_S = 1.0
-"""Silence after which the engine is asked for a reason, and the caller told of it, in seconds: a server that has no
-room yet, or reads a long prompt, shall not be taken for dead, and one whose engine hangs shall."""
+"""Silence, in seconds, after which the engine is asked for a reason and the caller is told of it: a server that has no
+room yet, or reads a long prompt, should not be taken for dead, and one whose engine hangs should."""
 
 
 class Generation:
@@ -57,7 +57,7 @@ class Generation:
             engine: Runs the rounds.
             speculators: One of them drafts. None means that nothing drafts, or that the caller does.
             datastore: Finds continuations. None means that this server has no datastore.
-            tenant: Tenant that it belongs to. None means this verifier's own.
+            tenant: Tenant of the generation. None means this verifier's own.
             brings_drafts: True if the caller supplies the drafts itself.
             salt: Generations of the same salt find each other's prefixes. None means that this one shares none.
             elder_id: See `Engine.open`.
@@ -66,37 +66,37 @@ class Generation:
         self.statistics = Statistics()
         """Complete once the last verdict is there."""
         self.traffic = Traffic()
-        """Bytes that were exchanged with the drafter."""
+        """Bytes exchanged with the drafter."""
         self.why_missing: dict[tuple[Peer, Absence], str] = {}
-        """Reasons for which peers were missing, in words, as far as they are known."""
+        """Known reasons why peers were missing, in words."""
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self.num_cached_prompt_tokens = 0
-        """Tokens of the prompt whose keys and values were there when the generation came in."""
+        """Tokens of the prompt whose keys and values were cached when the generation was admitted."""
         self._has_room = False
-        """True once there was room for it, or it has failed."""
+        """True once the generation was admitted, or has failed."""
         self._admission: asyncio.Queue[NoRoom | Reading | RpcError | None] = asyncio.Queue()
-        """News until then, and how that ends; None means with room."""
+        """News until then, and the outcome; None means that there is room."""
         self._events: asyncio.Queue[Verdict | Steering | NoRoom | Reading | RpcError] = asyncio.Queue()
         """Events after that."""
         self._brings_drafts, self._salt = brings_drafts, salt
         self._is_paused = self._is_closed = False
         self._datastore = datastore
         self._speculators = speculators if spec.speculation.method.has_draft_model else None
-        # The engine's thread, which decides when the drafter is called for, knows nothing of the trace.
+        # The engine's thread decides when the drafter is opened, and does not have the trace's context.
         self._context = contextvars.copy_context()
-        # The peers' streams read this list and send what they have not sent yet: only `on_verdict` adds to it.
+        # The peers' streams read this list and send its unsent part: only `on_verdict` appends to it.
         self._committed = [*spec.prompt_token_ids, *spec.resume_token_ids]
         self._speculation: Speculation | None = None
         self._steering = Steering()
-        """The drafter is told to go on like this; a stream that is opened later begins with it."""
+        """The latest steering of the drafter; a stream that is opened later begins with it."""
         self._retrieval: RetrievalStream | None = None
         if (ending := ending_of(spec)) is not None:
             self._events.put_nowait(ending)
             self._end_admission(None)
             return
         # The target's prefill takes longest: it begins before the peers hear of the session. Its verdicts come through
-        # the loop, so none is here before the streams below are.
+        # the loop, so none arrives before the streams below are opened.
         has_drafter = speculators is not None or brings_drafts
         engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter, salt=salt, elder_id=elder_id)
         if brings_drafts:
@@ -124,8 +124,8 @@ class Generation:
         self.traffic = self._speculation.traffic
 
     def _steer(self, steering: Steering) -> None:
-        """Tells the drafter how to go on. A stream is opened for the first method that drafts: until then, it costs
-        nothing."""
+        """Tells the drafter how to go on. The stream is opened for the first method that drafts: until then, the
+        drafter costs nothing."""
         if self._brings_drafts:
             self._events.put_nowait(steering)
             return
@@ -139,7 +139,7 @@ class Generation:
     def _open_retrieval(self, datastore: DatastorePeer, tenant: str | None) -> None:
         spec, params = self.spec, self.spec.speculation
         plan = target_plan(params)
-        # Sources of the verifier's own need no datastore, but the session may still record for others.
+        # The verifier's own sources need no datastore, but the session may still be recorded for others.
         is_asked = plan is None or bool(plan.tiers)
         if params.retrieves and (is_asked or params.contribute):
             self._retrieval = datastore.retrieve(
@@ -158,7 +158,7 @@ class Generation:
         """Yields that there is no room, about once a second until the engine has some for the generation.
 
         Raises:
-            RpcError: the one that `fail` was given meanwhile: ResourceExhausted if there was no room in time.
+            RpcError: the error that `fail` was given meanwhile: ResourceExhausted if there was no room in time.
         """
         while (item := await self._next(self._admission)) is not None:
             if isinstance(item, RpcError):
@@ -169,18 +169,18 @@ class Generation:
         """Yields the rounds' verdicts, until the one with a finish reason.
 
         To a caller that brings the drafts it also yields how to go on with them: once before the first verdict, and
-        whenever that changes. Where no verdict comes since the text is read, or since the session has lost its room to
-        others, it yields that about once a second.
+        whenever that changes. If no verdict comes because the text is being read, or because the session has lost its
+        room to others, it yields that about once a second.
 
         Raises:
-            RpcError: the one that `fail` was given, after the verdicts before it: Unavailable if the engine could not
+            RpcError: the error that `fail` was given, after the verdicts before it: Unavailable if the engine could not
                 go on.
         """
         while True:
             item = await self._next(self._events)
             if isinstance(item, RpcError):
                 raise item
-            # Well below the mark at which it pauses, so that it does not stop and go with every verdict.
+            # Well below the mark at which it pauses, so that it does not pause and resume with every verdict.
             if self._is_paused and self._events.qsize() < HIGH_WATER // 2:
                 self._set_paused(False)
             yield item
@@ -188,7 +188,7 @@ class Generation:
                 return
 
     async def _next(self, queue: asyncio.Queue[_Item]) -> _Item:
-        """Returns what comes next. Asks the engine meanwhile why it is silent."""
+        """Returns the next item. Asks the engine meanwhile why it is silent."""
         while True:
             try:
                 async with asyncio.timeout(NEWS_S):
@@ -204,7 +204,7 @@ class Generation:
     def fail(self, error: RpcError) -> None:
         """Ends the generation with an error."""
         self._end_admission(error)
-        # Behind the verdicts that are here already: the caller gets those first.
+        # Queued after the verdicts that are here already: the caller gets those first.
         self._events.put_nowait(error)
 
     def close(self) -> None:
@@ -228,12 +228,12 @@ class Generation:
             self._steer(steering)
 
     def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
-        """Passes a verdict on: to the peers first, as their work takes longest, then to the caller."""
+        """Passes a verdict on: first to the peers, as their work takes longest, then to the caller."""
         self.statistics = statistics
         is_over = verdict.finish_reason is not None
         if is_over and self._speculation is not None:
-            # Not only in `close`, which a slow reader puts off. And before the tokens are added: the drafter, which may
-            # be behind with its commits, shall learn nothing of the last one.
+            # Done here, as a slow reader delays `close`; and before the tokens are added, so that a drafter with unsent
+            # commits is not sent the last one.
             self._speculation.close()
         self._committed.extend(verdict.token_ids)
         if self._speculation is not None and not is_over:
@@ -251,18 +251,18 @@ class Generation:
     def on_admitted(self, num_cached_tokens: int) -> None:
         """Lets `waits` end."""
         if not self._has_room:
-            # Later it finds what it has computed itself.
+            # Only the first time: later it finds what it has computed itself.
             self.num_cached_prompt_tokens = min(num_cached_tokens, len(self.spec.prompt_token_ids))
         self._end_admission(None)
 
     def on_news(self, news: NoRoom | Reading) -> None:
-        """Has the caller told why there is no verdict, unless there is something else to tell by now."""
+        """Tells the caller why there is no verdict, unless something else is to be told by now."""
         queue = self._events if self._has_room else self._admission
         if queue.empty():
             queue.put_nowait(news)
 
     def on_no_room(self) -> None:
-        """Ends the generation: others have taken all room for too long."""
+        """Ends the generation: others took all room for too long."""
         self.fail(ResourceExhausted("no room for this session in the pool of keys and values came free in time"))
 
     def on_broken(self, reason: str) -> None:
@@ -270,7 +270,7 @@ class Generation:
         self.fail(InvalidArgument("structured_outputs", f"cannot be followed any further: {reason}"))
 
     def on_failure(self, is_own: bool) -> None:
-        """Ends the generation: the engine could not go on. What would fail again is not to be tried again."""
+        """Ends the generation: the engine could not go on. The caller is told not to retry what would fail again."""
         lost = Unavailable("the verifier lost this session; its log says why")
         self.fail(Internal() if is_own else lost)
 
@@ -286,9 +286,9 @@ class Generation:
         self._post(lambda session: session.add_draft(draft, time.perf_counter(), arrived_at))
 
     async def drafts_taken_in(self) -> None:
-        """Returns when the engine has the drafts so far. If the session has ended there: never."""
+        """Returns when the engine has the drafts so far. Never returns if the session has ended there."""
         taken_in = asyncio.Event()
-        # The inbox is in order, so this comes behind the drafts; and events of asyncio may be set on the loop only.
+        # The inbox is in order, so this comes after the drafts; events of asyncio may be set on the loop only.
         self._post(lambda _: self._loop.call_soon_threadsafe(taken_in.set))
         await taken_in.wait()
 
@@ -303,7 +303,7 @@ class Generation:
     # From the datastore, to the engine.
 
     def on_continuation(self, base_len: int, continuation: Continuation) -> None:
-        """Adds what the datastore has found, and asks what that leads to."""
+        """Adds what the datastore has found, and sends the question that results."""
 
         def add(session: VerifySession) -> None:
             question = session.add_continuation(base_len, continuation, time.perf_counter())
@@ -328,7 +328,7 @@ class Generation:
 
 
 def _tiers(spec: SessionSpec, datastore: DatastorePeer | None, tenant: str | None) -> TierSource | None:
-    """Returns copies of the tiers that the target's side looks in; None means that it does not ask the datastore."""
+    """Returns copies of the tiers in which the target's side looks; None means that it does not ask the datastore."""
     plan = target_plan(spec.speculation)
     if datastore is None or plan is None or not plan.tiers:
         return None

@@ -1,8 +1,8 @@
 """The draft model in the verifier's own process: an engine next to the target's, with a runner and a pool of its own.
 
-To a generation it is what speculators elsewhere are. Commits and drafts pass from engine to engine as they are, with no
-message and no event loop between; where both models share a GPU, both engines take turns on one thread. If its engine
-loses a session, the text goes on without drafts, and drafts come again as soon as the engine takes it.
+A generation uses it like a remote speculator. Commits and drafts pass from engine to engine directly, without messages
+and without the event loop; if both models share a GPU, both engines take turns on one thread. If its engine loses a
+session, the text goes on without drafts, and drafts come again as soon as the engine accepts the session.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from outrider.wire.errors import OutOfRange
 log = structlog.get_logger(__name__)
 
 ADDRESS = "in-process"
-"""Stands in reports where the addresses of other speculators do."""
+"""Used in reports in place of a speculator's address."""
 
 
 def load_draft_model(flags: DraftFlags, weights: Weights | None = None) -> tuple[LoadedModel, int]:
     """Loads the draft model of a verifier. Takes seconds, and belongs in a thread.
 
     Args:
-        flags: Its settings.
+        flags: Settings of the draft model.
         weights: What `read_draft_weights` has read. None means that they are read here.
 
     Returns:
@@ -83,7 +83,7 @@ def _named_by_draft_flags() -> Iterator[None]:
 
 
 def check_tokenizer(model: LoadedModel, target: LoadedModel) -> None:
-    """Raises CannotLoadModel if the token ids of a draft model do not mean what those of the target do."""
+    """Raises CannotLoadModel if the token ids of a draft model mean other tokens than those of the target."""
     if model.tokenizer_hash != target.tokenizer_hash:
         raise CannotLoadModel(
             f"--draft-model {model.model_id}: its tokenizer must be that of --model {target.model_id}: the token ids "
@@ -99,7 +99,7 @@ class InProcessSpeculator:
     ) -> None:
         """
         Args:
-            make_drafter: Starts an engine: one now, and another one whenever the last has ended.
+            make_drafter: Starts an engine: one now, and a new one whenever the last has ended.
             target: The engine whose sessions are drafted for.
             clock: Returns the time in seconds.
         """
@@ -109,13 +109,13 @@ class InProcessSpeculator:
         self._use = EngineUse(clock)
         self._sessions: set[InProcessSession] = set()
         self.num_restarts = 0
-        """Engines that were started because the one before had ended."""
+        """Engines that were started because the previous one had ended."""
 
     @property
     def drafter(self) -> Drafter:
         """The engine that sessions are opened on."""
         if self._drafter.has_ended:
-            # What it held in the pool comes back when the collector has found it.
+            # The garbage collector frees what the old engine held in the pool.
             self._drafter = self._make_drafter()
             self.num_restarts += 1
             log.error("speculator.restarted", reason="the engine's thread has ended")
@@ -135,7 +135,7 @@ class InProcessSpeculator:
 
     @property
     def states(self) -> list[PeerState]:
-        """Nothing: it is not dialled."""
+        """Returns nothing: it is not dialled."""
         return []
 
     def infos(self) -> list[verifier_pb2.PeerInfo]:
@@ -173,7 +173,7 @@ class InProcessSpeculator:
 
 
 class _Opening:
-    """One of a session's openings at the draft model's engine: passes on what the two engines have for each other.
+    """One opening of a session at the draft model's engine: passes commits and drafts between the two engines.
 
     `commit` is called on the target's thread, `send` and `fail` on the draft model's.
     """
@@ -181,11 +181,11 @@ class _Opening:
     def __init__(self, session: InProcessSession, drafter: Drafter, session_id: str, num_committed: int) -> None:
         self.session_id = session_id
         self.num_sent = num_committed
-        """Committed tokens that the engine has been told of."""
+        """Committed tokens that the engine has been sent."""
         self.num_drafts = self.num_nodes = 0
         """Drafts that have arrived, and the nodes in them."""
         self.is_paused = False
-        """Set while the drafter shall wait. Commits are joined meanwhile: each would wake its thread for nothing."""
+        """Set while the drafter should pause. Commits are joined meanwhile: each would wake its thread for nothing."""
         self._session, self._drafter = session, drafter
         self._last_node_id = 0
         self._is_over = False
@@ -196,7 +196,7 @@ class _Opening:
         if self._is_over or not num_fresh or (self.is_paused and num_fresh < MAX_PAUSED_TOKENS):
             return
         if self._drafter.has_ended:
-            self.fail()  # it can say so itself no more
+            self.fail()  # it cannot say so itself any more
             return
         try:
             check_fits(len(committed), self._drafter.model, "committed tokens")
@@ -227,7 +227,7 @@ class _Opening:
 
 
 class InProcessSession:
-    """Drafts for one session. Lives on the event loop, but for `on_draft`."""
+    """Drafts for one session. Lives on the event loop, except for `on_draft`."""
 
     def __init__(
         self,
@@ -243,12 +243,12 @@ class InProcessSession:
         self._loop = asyncio.get_running_loop()
         self._steering = Steering()
         self._num_openings = 0
-        # Now: the calls that open it later, and those of the engine, know nothing of the generation's trace.
+        # Read now: later calls that open it, and those of the engine, do not have the generation's trace.
         self._session_span, self._span = current_span(), NO_SPAN
         self._num_failures = 0
         """Openings that were lost since the last draft."""
         self._is_attached = True
-        """True until the listener is told otherwise: a session begins in the expectation of drafts."""
+        """True until the listener is told otherwise: a session begins expecting drafts."""
         self._opening: _Opening | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._open()
@@ -262,7 +262,7 @@ class InProcessSession:
         if (opening := self._opening) is not None:
             opening.is_paused = self._steering.is_pause
             self._speculator.drafter.steer(opening.session_id, steering)
-            if was_paused:  # tells of what the pause has held back
+            if was_paused:  # sends the commits that the pause has held back
                 self._post(lambda session: opening.commit(session.generation.committed))
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ class InProcessSession:
         self._listener.on_draft(draft)
 
     def on_failure(self, opening: _Opening) -> None:
-        """Takes in that the engine has lost the session: opens it again after a pause."""
+        """Opens the session again after a pause: the engine has lost it."""
         if opening is not self._opening:
             return
         self._drop("UNAVAILABLE", is_error=True)
@@ -296,7 +296,7 @@ class InProcessSession:
     def _open(self) -> None:
         spec, drafter = self._spec, self._speculator.drafter
         self._num_openings += 1
-        # Another one is another session of the engine, which may still have things of the last one to say.
+        # Each opening is a session of its own at the engine, which may still send drafts of the last one.
         opening = _Opening(self, drafter, f"{spec.session_id}/{self._num_openings}", len(self._committed))
         forward_us = drafter.forward_us
         self._opening = opening
@@ -324,7 +324,7 @@ class InProcessSession:
 
         def follow(session: VerifySession) -> None:
             session.take_commits = opening.commit
-            opening.commit(session.generation.committed)  # what was committed since it was opened
+            opening.commit(session.generation.committed)  # sends what was committed since it was opened
 
         self._post(follow)
 

@@ -31,7 +31,7 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Says how much of its text a generation has read: the prompt, or anew all that it had before it lost its room."""
+    """Says how much of its text a generation has read: of the prompt, or, after a preemption, of all its text."""
 
     num_read_tokens: int
     num_tokens: int
@@ -47,18 +47,18 @@ class GenerationListener(Protocol):
         Args:
             steering: How the drafter goes on from the parameters that it is opened with (`opening_params`). A pause
                 means that no drafts are wanted yet.
-            max_forward_us: Time of a draft forward from which on it shall wait; see `SpeculationSpec`.
+            max_forward_us: A drafter whose forward takes longer than this begins with a pause; see `SpeculationSpec`.
         """
 
     def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
         """Called after each round. The last verdict has a finish reason; only then may the statistics be read."""
 
     def on_admitted(self, num_cached_tokens: int) -> None:
-        """Called when there is room in the pool, and again after each time that it was lost. `num_cached_tokens`:
-        tokens of its text, from the first on, whose keys and values were there."""
+        """Called when the generation gets room in the pool, at first and after each preemption. `num_cached_tokens`:
+        tokens of its text, from the first on, whose keys and values were cached."""
 
     def on_news(self, news: NoRoom | Reading) -> None:
-        """Called after `Engine.ask_for_news`, if there is a reason for which no verdict comes."""
+        """Called after `Engine.ask_for_news`, if there is a reason why no verdict comes."""
 
     def on_no_room(self) -> None:
         """Called if there was no room in time. Nothing has been generated."""

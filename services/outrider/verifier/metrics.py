@@ -1,6 +1,6 @@
 """The counts of a verifier, and their names in Prometheus.
 
-`outrider_spec_decode_*` mean what vLLM's metrics of these names mean, where a draft is what a round verifies.
+`outrider_spec_decode_*` mean what vLLM's metrics of these names mean; a draft is what a round verifies.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class SessionCounts:
     sessions: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(METHODS.values(), 0))
     """Sessions that have begun, by their method."""
     num_resumed: int = 0
-    """Sessions that go on with a text that was interrupted."""
+    """Sessions that resume an interrupted text."""
     num_degraded: int = 0
-    """Sessions that have ended, and for part of which a peer that their method needs was missing."""
+    """Ended sessions that have lacked a peer of their method for a part of their time."""
     acceptance_rates: Histogram = field(default_factory=lambda: Histogram(SHARE_BOUNDS))
-    """Accepted of the drafted tokens, of each session that has ended and had any."""
+    """Share of drafted tokens that were accepted, for each ended session that had any."""
     caller_traffic: Traffic = field(default_factory=Traffic)
     """Bytes between this verifier and callers that bring their own drafts."""
 
@@ -61,10 +61,10 @@ class RoundCounts(Counts):
     """
 
     forwards: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
-    """Durations in seconds of the target's forwards that a round came of."""
+    """Durations in seconds of the target's forwards that ended a round."""
     gaps: Histogram = field(default_factory=lambda: Histogram(GAP_BOUNDS_S))
-    """Seconds from the draws of a forward until the next one was asked for, where nothing but this process was waited
-    for: a GPU has nothing to do meanwhile. 0 where it was asked for before that."""
+    """Seconds from the draws of a forward until the next forward was launched, if only this process was waited for: a
+    GPU is idle meanwhile. 0 if it was launched before the draws."""
     num_rows: int = 0
     """Rows of these forwards, those of prompts included."""
     rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(METHODS.values(), 0))
@@ -77,11 +77,11 @@ class RoundCounts(Counts):
     """Tokens of prompts that are processed."""
     num_generated_tokens: int = 0
     accepted_lengths: list[int] = field(default_factory=lambda: [0])
-    """Rounds that verified a draft, by how many of its tokens were kept."""
+    """Rounds that verified a draft, by the number of its tokens that were kept."""
     waits: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
-    """Seconds that the rounds which waited for a draft or a continuation have waited."""
+    """Seconds of waiting of the rounds that waited for a draft or a continuation."""
     draft_latencies: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
-    """Seconds from a commit that left nothing to verify, or in turns any commit, to the first draft that answers it."""
+    """Seconds from a commit that left nothing to verify (in turns: any commit) to the first draft that answers it."""
     prefill_s: float = 0.0
     """Time of the first rounds of all sessions, from their opening on."""
     forward_s: float = 0.0
@@ -91,7 +91,7 @@ class RoundCounts(Counts):
     overhead_s: float = 0.0
 
     def add_forward(self, forward_ms: float, num_rows: int) -> None:
-        """Counts a forward that a round came of."""
+        """Counts a forward that ended a round."""
         self.forwards.add(forward_ms / 1e3)
         self.num_rows += num_rows
 
@@ -108,7 +108,7 @@ class RoundCounts(Counts):
 
         Args:
             spec: The request.
-            method: The method that the round went by.
+            method: The method of the round.
             verdict: Its outcome.
             empty_reason: The reason why it verified nothing. None means that it did, or that nothing was wanted.
             is_first: True for the first one of its session.
@@ -123,14 +123,14 @@ class RoundCounts(Counts):
             self.num_prompt_tokens += len(spec.prompt_token_ids)
         if not verdict.num_drafted:
             return
-        # Tokens at and behind a stop are not kept.
+        # Tokens at and after a stop are not kept.
         num_kept = min(verdict.num_accepted, len(verdict.sources))
         while len(self.accepted_lengths) <= num_kept:
             self.accepted_lengths.append(0)
         self.accepted_lengths[num_kept] += 1
 
     def add_times(self, times: RoundTime, *, is_first: bool, has_waited: bool) -> None:
-        """Adds up where the time of a round went; all of a session's first one went to the prompt."""
+        """Adds up where the time of a round went; a session's first round counts as time for the prompt."""
         if has_waited:
             self.waits.add(times.wait_ms / 1e3)
         if is_first:
@@ -139,7 +139,7 @@ class RoundCounts(Counts):
         self.forward_s += times.forward_ms / 1e3
         self.wait_s += times.wait_ms / 1e3
         self.retrieval_s += times.retrieval_ms / 1e3
-        # `RoundTime` counts lookups in process as overhead; here they are a phase beside it.
+        # `RoundTime` counts lookups in process as overhead; here they are a phase of their own.
         self.overhead_s += max(0.0, times.overhead_ms - times.retrieval_ms) / 1e3
 
 
@@ -192,7 +192,7 @@ def read_rounds(counts: RoundCounts, max_chain_len: int) -> Metrics:
 
 def _read_drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:
     lengths = list(counts.accepted_lengths)  # a copy: the engine's thread may append meanwhile
-    # Places that no draft has reached are exported as 0: `rate` would not see the first increase of a new series.
+    # Positions that no draft has reached are exported as 0: `rate` would not see the first increase of a new series.
     at_position = [*num_accepted_at(lengths), *[0] * (max_chain_len + 1 - len(lengths))]
     yield counter("outrider_spec_decode_num_drafts_total", "Rounds that verified a draft.", sum(lengths))
     yield counters(
@@ -210,10 +210,10 @@ def _read_drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:
 
 
 def num_accepted_at(accepted_lengths: Sequence[int]) -> list[int]:
-    """Counts the drafts of which at least so much was kept, for each position from the first one on.
+    """Returns for each position, from the first on, the drafts of which at least so many tokens were kept.
 
     Args:
-        accepted_lengths: Drafts by how many of their tokens were kept.
+        accepted_lengths: Drafts by the number of their tokens that were kept.
     """
     counts, so_far = [], 0
     for count in reversed(accepted_lengths[1:]):

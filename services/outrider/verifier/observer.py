@@ -1,4 +1,4 @@
-"""The record of one session while it streams: its counts, what its tenant is charged, its spans and its log."""
+"""Records one session while it streams: its counts, what its tenant is charged, its spans and its log."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ log = structlog.get_logger(__name__)
 class SessionObserver:
     """Records one session, as a context around its rounds.
 
-    Its spans are those of its phases: prefill up to the first verdict, decode from there on. The span of the call gets
-    the outcome.
+    Its phases have spans: prefill up to the first verdict, decode from there on. The span of the call gets the outcome.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class SessionObserver:
         self._quota.charge(len(verdict.token_ids))
         self._call.chunk(len(verdict.token_ids))
         if verdict.finish_reason is not None:
-            # Not earlier: until the last verdict the engine's thread writes to the statistics.
+            # No earlier: the engine's thread writes to the statistics until the last verdict.
             self._counts.end(self._generation.statistics)
 
     def on_finished(self, reason: verifier_pb2.FinishReason) -> None:
@@ -87,7 +86,7 @@ class SessionObserver:
 
 
 def _opening_attributes(spec: SessionSpec, model: Model) -> Attributes:
-    """Returns what is known when a session begins. The prompt is not part of it: traces are read by more people."""
+    """Returns what is known when a session begins. The prompt is left out: more people read traces."""
     return {
         "gen_ai.request.model": model.model_id,
         "gen_ai.request.max_tokens": spec.max_tokens,
@@ -103,7 +102,7 @@ def _outcome_attributes(generation: Generation, last: Verdict | None) -> Attribu
     """Returns what is known when a session ends.
 
     Args:
-        generation: The session. If it was cut off, the rounds after `last` may be counted or not.
+        generation: The session. If it was cut off, rounds after `last` may be counted or not.
         last: The latest verdict that was passed on. None means that there was none.
     """
     statistics, num_output_tokens = generation.statistics, len(generation.spec.resume_token_ids)

@@ -1,4 +1,4 @@
-"""Reports of a session beside its tokens: its text where that may have a stop string, log-probabilities, rounds."""
+"""Reports of a session besides its tokens: its text if that may have a stop string, log-probabilities, rounds."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class RoundDrafts:
         self._forward_us = self._retrieval_us = 0
 
     def commit(self, base_len: int, now: float) -> None:
-        """Takes in that the first base_len tokens are committed from now on."""
+        """Records that the first base_len tokens are committed from now on."""
         self._committed_at[base_len] = now
 
     def add(self, draft: Draft, arrived_at: float) -> None:
-        """Takes in a draft. The first one with the length of a commit answers it, and all before it."""
+        """Takes in a draft. The first draft with the length of a commit answers it, and all commits before it."""
         committed_at = self._committed_at.get(draft.base_len)
         self._committed_at = {each: at for each, at in self._committed_at.items() if each > draft.base_len}
         if committed_at is not None:
@@ -38,7 +38,7 @@ class RoundDrafts:
         self._retrieval_us += draft.retrieval_us
 
     def forget_commits(self) -> None:
-        """Leaves unanswered what a stream that is lost was asked."""
+        """Forgets the commits that a lost stream has not answered."""
         self._committed_at.clear()
 
     def take(self) -> DraftTime:
@@ -49,17 +49,17 @@ class RoundDrafts:
 
 
 class SessionReports:
-    """Completes the verdicts of one session by what its request asks for. Owned by the engine's thread."""
+    """Completes the verdicts of one session with what its request asks for. Owned by the engine's thread."""
 
     def __init__(self, spec: SessionSpec, stop_text: StopText | None) -> None:
-        """`stop_text` decodes the output where the generation has stop strings; None where it has none."""
+        """`stop_text` decodes the output if the generation has stop strings; None if it has none."""
         self._params, self._stop_text = spec.report, stop_text
         self._prompt_token_ids = spec.prompt_token_ids
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._is_first = True
         self._tree: VerifiedTree | None = None
         self.drafts = RoundDrafts() if spec.report.rounds or spec.report.trees else None
-        """Measures the drafts of each round. None where nobody asks for rounds."""
+        """Measures the drafts of each round. None if the request asks for no rounds."""
 
     @property
     def wants_prompt(self) -> bool:
@@ -67,8 +67,8 @@ class SessionReports:
         return self._params.prompt_logprobs is not None and len(self._prompt_logprobs) < len(self._prompt_token_ids) - 1
 
     def add_prompt(self, logits: Logits, position: int) -> None:
-        """Takes in the logits behind tokens of the prompt, from a position on. Resumed tokens may stand behind it."""
-        # After a preemption the prompt is read again: what is known already is passed over.
+        """Takes in the logits after tokens of the prompt, from a position on. Resumed tokens may follow the prompt."""
+        # After a preemption the prompt is read again: what is known already is skipped.
         num_known = max(0, len(self._prompt_logprobs) - position)
         token_ids = self._prompt_token_ids[position + num_known + 1 : position + 1 + len(logits)]
         of_tokens = logits[num_known : num_known + len(token_ids)]
@@ -82,13 +82,13 @@ class SessionReports:
     def complete(
         self, verdict: Verdict, method: Method, nodes: Sequence[Node], times: RoundTime, num_forward_rows: int
     ) -> Verdict:
-        """Returns a verdict with what is told beside its tokens.
+        """Returns a verdict with the reports besides its tokens.
 
         Args:
-            verdict: That of the round.
-            method: The way in which the round was drafted.
+            verdict: The verdict of the round.
+            method: The method by which the round was drafted.
             nodes: Drafted tokens that it verified.
-            times: Its times.
+            times: The times of the round.
             num_forward_rows: Rows of its forward, those of other sessions included.
         """
         if self._stop_text is not None:

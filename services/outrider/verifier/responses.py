@@ -26,7 +26,7 @@ Event = (
 )
 
 LOGPROBS_PER_MESSAGE = 1024
-"""Prompt tokens of one message: some 170 bytes each with the most that can be asked for, and a message has 4 MB."""
+"""Prompt tokens of one message: each takes some 170 bytes with the most log-probabilities, and a message has 4 MB."""
 
 FIELDS: dict[type[Event], str] = {
     verifier_pb2.Started: "started",
@@ -37,7 +37,7 @@ FIELDS: dict[type[Event], str] = {
     verifier_pb2.PromptLogprobs: "prompt_logprobs",
     types_pb2.Steering: "steering",
 }
-"""Fields of the responses by their types, where each response has one."""
+"""Fields of the responses by the types of their messages; each response has one."""
 
 
 def in_field(event: Event) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def in_field(event: Event) -> dict[str, Any]:
 
 
 def is_of_text(event: Event) -> bool:
-    """Returns True for an event that comes only when the prompt was read."""
+    """Returns True for an event that comes only after the prompt was read."""
     return isinstance(event, verifier_pb2.Chunk | verifier_pb2.Finished)
 
 
@@ -63,7 +63,7 @@ class Responses:
     def __init__(self, generation: Generation, model: Model, codec: TextCodec) -> None:
         self._generation, self._model, self._codec = generation, model, codec
         self._text = output_stream(generation.spec, codec)
-        # Bytes of a character may have begun in what an earlier call has sent.
+        # A character may have begun with bytes that an earlier call has sent.
         self._text.step(generation.spec.resume_token_ids)
         self._num_sent = self._text.num_characters
         """Characters that earlier calls have sent."""
@@ -72,7 +72,7 @@ class Responses:
         """Makes the first message.
 
         Args:
-            load: What the server has to do.
+            load: The server's load.
             shows_prompt: True if the caller wants to know the tokens of its prompt.
         """
         spec = self._generation.spec
@@ -98,7 +98,7 @@ class Responses:
         self, verdict: Verdict, acknowledged_node_id: int
     ) -> Iterator[verifier_pb2.PromptLogprobs | verifier_pb2.Chunk | verifier_pb2.Finished]:
         """Makes the messages of a round: a chunk if it committed tokens; at the end the rest of the text and Finished.
-        Before the first one, what is told of the prompt.
+        Reports on the prompt come before the first chunk.
 
         Args:
             verdict: The outcome of the round.
@@ -121,13 +121,13 @@ class Responses:
                 text_ends=text_ends,
             )
         if verdict.finish_reason is not None:
-            # A message of its own: a client that resumes behind it knows that this text has come.
+            # A message of its own: a client that resumes after it knows that this text has come.
             if rest := self._text.finish() if verdict.text is None else verdict.last_text:
                 yield verifier_pb2.Chunk(text=rest)
             yield self._finished(verdict)
 
     def _decoded(self, verdict: Verdict) -> tuple[str, Sequence[int]]:
-        """Returns the text that the tokens of a round decide, and where that of each token ends, if it is asked for."""
+        """Returns the text that the tokens of a round decide, and, if asked for, where the text of each token ends."""
         if verdict.text is not None:
             return verdict.text, verdict.text_ends
         if not self._generation.spec.report.text_ends:

@@ -1,8 +1,9 @@
 """Retrieval for one generation: continuations that are known in process, and questions to the datastore.
 
-The datastore is asked while a forward runs, and only for what is not known here. `spacelike` knows nothing here: it
-asks after each commit that leaves no continuation, and before a continuation is used up it asks what comes behind that.
-An answer is waited for as long as the answers before it were worth; a datastore that finds nothing is asked less often.
+The datastore is asked while a forward runs, and only for what is not known in process. `spacelike` knows nothing in
+process: it asks after each commit that leaves no continuation, and before a continuation is used up it asks what
+follows it. An answer is waited for as long as earlier answers were worth; a datastore that finds nothing is asked less
+often.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from outrider.core.tree import Node, TokenId
 from outrider.verifier.timings import EngineTimings
 
 Question = tuple[TokenId, ...]
-"""Tokens behind the committed ones, after which the datastore is asked what follows."""
+"""Tokens after the committed ones. The datastore is asked what follows them."""
 
 FIRST_VALUE = 0.5
-"""Tokens of an answer of the datastore that the target emits, until it is known."""
+"""Assumed number of tokens of a datastore's answer that the target emits, until it is measured."""
 MAX_PAUSE = 16
-"""Most rounds without a question while answers are worth less than they cost. Each such answer doubles the pause: where
+"""Most rounds without a question while answers are worth less than they cost. Each such answer doubles the pause: if
 the services share few cores, even an answer that is not waited for takes time from the target."""
 MIN_AHEAD_PROBABILITY = 0.1
-"""The tokens behind a continuation are asked for if it is used up with at least this probability."""
+"""The tokens after a continuation are asked for if the target uses it up with at least this probability."""
 
 
 class SessionRetrieval:
-    """Grows the tree of one generation by what is retrieved, and decides what to ask the datastore. Owned by the
+    """Adds what is retrieved to the tree of one generation, and decides what to ask the datastore. Owned by the
     engine's thread."""
 
     def __init__(self, session: Session, plan: RetrievalPlan, timings: EngineTimings, tiers: TierSource | None) -> None:
         """
         Args:
             session: The generation, with its prompt committed.
-            plan: The tiers to look in, and after how many tokens.
+            plan: The tiers to look in, and the numbers of tokens after which to look.
             timings: What all sessions have measured.
-            tiers: Copies of the datastore's tiers. None means that there is no datastore. If there is one, it has been
-                asked already what follows the prompt.
+            tiers: Copies of the datastore's tiers. None means that there is no datastore. If there is one, it has
+                already been asked what follows the prompt.
         """
         spec = session.spec
         self._tree, self._plan, self._timings = session.tree, plan, timings
@@ -63,51 +64,51 @@ class SessionRetrieval:
             spec.prediction_token_ids,
         )
         self.spent_s = 0.0
-        """Time that this round's lookups in process have taken, learning from the commit before it included."""
+        """Time of this round's lookups in process, including learning from the commit before it."""
         self._barren: Node | None = None
-        """The end of a chain behind which nothing is known in process."""
+        """The end of a chain after which nothing is known in process."""
         self._match_len = 0
         self._tail: tuple[Node, list[Node]] | None = None
-        """The end of a chain, and what is known in process behind it."""
+        """The end of a chain, and what is known in process after it."""
         self._branched: Node | None = None
-        """The root that a tree has been grown behind."""
+        """The root after which a tree has been grown."""
         self._unlearnt: list[TokenId] = []
-        """Committed tokens that nothing was looked up behind yet: they are learnt when something is."""
+        """Committed tokens since the latest lookup: they are learnt at the next one."""
 
         # Questions to the datastore.
         self._has_datastore = tiers is not None
         self._question: Question | None = None
-        """The question that is to be sent."""
+        """The question to be sent."""
         self._unanswered: dict[int, Node | None] = {len(session.committed): None} if self._has_datastore else {}
-        """Nodes behind which the answers will stand, by position, the oldest first. None means that an answer stands
-        behind committed tokens."""
+        """Nodes that the answers will follow, by position, the oldest first. None means that an answer follows
+        committed tokens."""
         self._enough_ahead = 2 * spec.speculation.num_speculative_tokens
         self._last_tip_ahead: Node | None = None
-        """The last node behind which the datastore was asked ahead."""
+        """The last node after which the datastore was asked ahead."""
         self._pause = self._num_skipped = 0
 
-        # Answers of the datastore, and what they are worth.
+        # Answers of the datastore, and their value.
         self._awaits = self._has_datastore
         """True while the answer that follows the latest commit may be waited for."""
         self._num_timeouts = 0
         self._last_answer: tuple[int, list[TokenId]] | None = None
-        """The last answer behind committed tokens: its position, and its most probable tokens."""
+        """The last answer that follows committed tokens: its position, and its most probable tokens."""
         self._value = RunningMean(0.2)
         """Tokens of such an answer that the target emits."""
 
     # In process.
 
     def extend(self, chain: Sequence[Node], missing: int) -> bool:
-        """Adds at most `missing` tokens in a row that are known behind a chain. Returns True if there are any."""
+        """Adds at most `missing` tokens in a row that are known to follow a chain. Returns True if there are any."""
         tip = chain[-1] if chain else self._tree.root
-        # A chain may end above nodes that are too improbable for it: nothing belongs in their place.
+        # A chain may end before nodes that are too improbable for it: nothing replaces them.
         if not self._plan.is_in_process or missing <= 0 or tip.children or tip is self._barren:
             return False
         started = time.perf_counter()
         self._catch_up()
         behind = [node.token_id for node in chain]
         self._match_len = self._retriever.grow(self._tree, tip, behind, missing)
-        # A round is considered again and again while it waits; where nothing is known, one lookup is enough.
+        # A round is considered repeatedly while it waits; if nothing is known, one lookup is enough.
         self._barren = None if tip.children else tip
         self.spent_s += time.perf_counter() - started
         return bool(tip.children)
@@ -118,7 +119,7 @@ class SessionRetrieval:
         return self._plan.has_branches
 
     def branch(self, max_depth: int) -> None:
-        """Grows a tree of what is known in process behind the committed tokens, at most `max_depth` tokens deep; once
+        """Grows a tree of what is known in process after the committed tokens, at most `max_depth` tokens deep; once
         for each commit."""
         root = self._tree.root
         if max_depth <= 0 or root is self._branched:
@@ -138,11 +139,11 @@ class SessionRetrieval:
         return self._plan.max_tail_len
 
     def tail(self, chain: Sequence[Node], max_len: int) -> list[Node]:
-        """Returns at most `max_len` nodes in a row behind a chain, adding what is known in process there."""
+        """Returns at most `max_len` nodes in a row after a chain, adding what is known in process there."""
         if not self._plan.is_in_process or max_len <= 0:
             return []
         tip = chain[-1] if chain else self._tree.root
-        # A round is considered again and again while it waits; one lookup behind each end is enough.
+        # A round is considered repeatedly while it waits; one lookup after each end is enough.
         if self._tail is None or self._tail[0] is not tip:
             started = time.perf_counter()
             self._catch_up()
@@ -161,16 +162,16 @@ class SessionRetrieval:
         """Learns from the rows of a round, before its verdict takes their parents from the nodes.
 
         Args:
-            nodes: Those that were verified.
+            nodes: The nodes that were verified.
             draws: The target's token for the root and for each of them.
-            next_tokens: The most probable ones for each of these rows, where they are wanted; otherwise empty.
+            next_tokens: The most probable tokens for each of these rows, if they are wanted; otherwise empty.
         """
         started = time.perf_counter()
         if Source.POOL in self._plan.sources:
             self._retriever.learn_phrases(agreed_phrases(self._tree.root, nodes, draws))
         if self.wants_next_tokens:
             token_ids = [self._tree.committed[-1], *(node.token_id for node in nodes)]
-            # Backwards: where a token has several rows, that of the more probable path counts.
+            # Backwards: if a token has several rows, that of the more probable path counts.
             self._retriever.recycle(reversed(list(zip(token_ids, next_tokens, strict=True))))
         self.spent_s += time.perf_counter() - started
 
@@ -180,8 +181,8 @@ class SessionRetrieval:
         Args:
             judged: The nodes that were kept, and the one that was refused, if any.
             verdict: The verdict.
-            looks_up: False while the session's strategy looks nothing up. A verdict on nothing is learnt later then,
-                together with others: in plain rounds, each microsecond of a session is one of all that share forwards.
+            looks_up: False while the session's strategy looks nothing up. A verdict without nodes is then learnt later,
+                together with others: in plain rounds, each microsecond of a session delays all that share forwards.
         """
         if not (looks_up or judged):
             self._unlearnt.extend(verdict.token_ids)
@@ -193,7 +194,7 @@ class SessionRetrieval:
         else:
             if not judged and verdict.token_ids:
                 self._retriever.observe(verdict.base_len, verdict.token_ids[0])
-            # After `observe`, which wants the guesses that `judge` forgets because the commit has decided them.
+            # After `observe`, which needs the guesses that `judge` forgets because the commit has decided them.
             self._retriever.judge(judged, verdict.num_accepted)
         self._retriever.commit(verdict.token_ids, verdict.rejected_token_ids)
         self.spent_s += time.perf_counter() - started
@@ -204,17 +205,17 @@ class SessionRetrieval:
             self._retriever.commit(token_ids)
 
     def begin_round(self) -> None:
-        """Forgets what was found out about the round before."""
+        """Resets what belongs to the previous round."""
         self.spent_s, self._barren, self._match_len, self._tail = 0.0, None, 0, None
         self._question, self._awaits = None, False
 
     # From the datastore.
 
     def ask(self, *, was_known: bool) -> None:
-        """Decides what the datastore is asked in this round, when the tree has all that is known in process.
+        """Decides what the datastore is asked in this round. Called when the tree has all that is known in process.
 
         Args:
-            was_known: True if the tree had something behind the committed tokens before that.
+            was_known: True if the tree had something after the committed tokens before that.
         """
         if not self._has_datastore:
             return
@@ -234,7 +235,7 @@ class SessionRetrieval:
         return True
 
     def _ask_ahead(self) -> None:
-        """Asks what comes behind the most probable path, if that is short; once for each end."""
+        """Asks what follows the most probable path, if that is short; once for each end."""
         path = self._tree.best_chain(self._enough_ahead)
         tip = path[-1]
         if len(path) == self._enough_ahead or tip is self._last_tip_ahead:
@@ -246,7 +247,7 @@ class SessionRetrieval:
     def _put(self, question: Question, tip: Node | None) -> None:
         self._question = question
         base_len = len(self._tree.committed) + len(question)
-        # A key that is set again keeps its old place in a dict, and the order here is that of the questions.
+        # A key that is set again keeps its old place in a dict, but the order must be that of the questions.
         self._unanswered.pop(base_len, None)
         self._unanswered[base_len] = tip
 
@@ -263,7 +264,7 @@ class SessionRetrieval:
         is_ahead = tip is not None
         guess = self._retriever.from_datastore(continuation, base_len)
         if not is_ahead:
-            # A late answer stands behind a committed token; what contradicts those after it is dropped by the tree.
+            # A late answer follows a committed token; the tree drops what contradicts the tokens committed since.
             tip = self._tree.anchor(base_len)
             self._value_last_answer()
             self._last_answer = base_len, [] if guess is None else guess.path()
@@ -275,10 +276,10 @@ class SessionRetrieval:
         return is_awaited
 
     def _answered(self, base_len: int) -> Node | None:
-        """Returns the node behind which an answer stands."""
+        """Returns the node that an answer follows."""
         if base_len not in self._unanswered:
             return None
-        # Answers come in order: older questions were lost, with the stream that they were sent on.
+        # Answers come in order: older questions were lost with their stream.
         while True:
             oldest = next(iter(self._unanswered))
             tip = self._unanswered.pop(oldest)
@@ -286,7 +287,7 @@ class SessionRetrieval:
                 return tip
 
     def _value_last_answer(self) -> None:
-        """Measures how much of the last answer the target has emitted since, and sets the pause by it."""
+        """Measures how much of the last answer the target has emitted since, and sets the pause accordingly."""
         if self._last_answer is None:
             return
         (position, path), self._last_answer = self._last_answer, None
@@ -297,19 +298,20 @@ class SessionRetrieval:
             value += 1
         self._value.add(value)
         self._timings.answer_value.add(value)
-        # As if none had been late: time-outs are about whether answers come, and this is about what they are worth.
+        # Time-outs are left out: they tell whether answers come, and this is about their value.
         is_worth = patience_ms(Waiting.WORTH, replace(self._answer_timings(), num_timeouts=0)) > 0
         self._pause = 0 if is_worth else min(2 * self._pause + 1, MAX_PAUSE)
 
     def lose(self) -> None:
-        """Waits for nothing any more, as the datastore does not answer."""
+        """Stops waiting, as the datastore does not answer."""
         self._awaits = False
         self._unanswered.clear()
 
     # Waiting.
 
     def patience_ms(self) -> float:
-        """Returns how long the answer that follows the commit may be waited for; 0 if none comes or is worth it."""
+        """Returns how long to wait for the answer that follows the commit, in milliseconds; 0 if none comes or is worth
+        it."""
         return patience_ms(Waiting.WORTH, self._answer_timings()) if self._awaits else 0.0
 
     def _answer_timings(self) -> DraftTimings:
@@ -318,6 +320,6 @@ class SessionRetrieval:
         return DraftTimings(timings.datastore_ms.value, timings.forward_ms.get(0.0), value, self._num_timeouts)
 
     def time_out(self) -> None:
-        """Counts an answer that was waited for in vain, if one was asked for."""
-        # It may be a lost draft that was waited for.
+        """Counts a wasted wait for an answer, if one was asked for."""
+        # Not counted if the wait was for a lost draft.
         self._num_timeouts += self._awaits

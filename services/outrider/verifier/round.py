@@ -21,14 +21,14 @@ from outrider.verifier.selection import is_worth_verifying, next_chain, next_nod
 from outrider.verifier.timings import EngineTimings
 
 DRAFTED = (Source.DRAFT, Source.GRAMMAR)
-"""Sources of nodes for which a method that drafts first does not wait any more."""
+"""Sources of nodes that end the wait of a method that drafts first."""
 
 
 class EmptyRoundReason(Enum):
     """Reasons why a round verifies nothing though its method would. The values are those of the metrics."""
 
     LOAD = "load"
-    """Sessions share the rows of a forward, and none were left for drafts."""
+    """Sessions share the rows of a forward, and none was left for drafts."""
     DRAFT_DOWN = "draft_down"
     """The speculator, or the caller that drafts, is gone."""
     NO_MATCH = "no_match"
@@ -49,7 +49,7 @@ class Forward(NamedTuple):
     started: float
     """Time at which it was planned."""
     ended: float
-    """Time at which its draws were there."""
+    """Time at which its draws were known."""
     duration_ms: float
     """The time that the device took for it."""
     num_rows: int = 0
@@ -78,7 +78,7 @@ class Round:
             parts: The parts of the session.
             strategy: The strategy that chooses the nodes.
             began_at: Time of the commit, in seconds.
-            is_typical: False if its time tells nothing of the rounds to come, as that of a prompt.
+            is_typical: False if this round's duration is not representative (one that reads a prompt).
         """
         self._parts = parts
         self.strategy, self.began_at, self.is_typical = strategy, began_at, is_typical
@@ -89,13 +89,13 @@ class Round:
         self.is_answered = False
         """True once a draft or a continuation has come that follows the commit."""
         self.waiting_since: float | None = None
-        """Time since which it waits for one, or from which on it did. None: it has not waited."""
+        """Time at which it began to wait for one. None: it has not waited."""
         self.ready_since: float | None = None
-        """Time since which the next forward could have begun with it. None: it was not ready yet."""
+        """Time from which on a forward could have included it. None: it was not ready yet."""
         self.why_empty: EmptyRoundReason | None = None
         """Reason why it verifies nothing. None: it does verify something, or its strategy wants nothing."""
         self.num_prompt_rows = 0
-        """Rows with logits of its latest segment that only tell how probable the prompt is. They come first."""
+        """Rows with logits of its latest segment that serve only for prompt log-probabilities. They come first."""
 
     def restart(self, now: float) -> None:
         """Begins it again: the session has got room in the pool."""
@@ -111,7 +111,7 @@ class Round:
 
     @property
     def is_prefilling(self) -> bool:
-        """True while more of the text is missing in the cache than goes into a round."""
+        """True while more of the text is missing in the cache than one round can take."""
         return self.num_missing > MIN_PREFILL_ROWS
 
     @property
@@ -130,7 +130,7 @@ class Round:
         """Chooses the nodes, and returns True if the round should begin with them."""
         if not self.is_prefilling:
             self._choose_nodes()
-            # The datastore may have answered with nothing: then there is nothing more to wait for.
+            # The datastore may have answered with nothing: there is then nothing more to wait for.
             is_complete = self.is_answered and not self._parts.drafter.is_drafting
             if not (is_complete or now >= self.deadline or self._is_worth_verifying()):
                 self.waiting_since = now if self.waiting_since is None else self.waiting_since
@@ -156,22 +156,22 @@ class Round:
         """Makes its rows: what is committed but not in the cache yet, then the nodes.
 
         Args:
-            max_prefill_rows: Most rows of a prompt; a longer one comes in several pieces, the last one of which alone
-                has draws.
+            max_prefill_rows: Most rows of a prompt; a longer one comes in several pieces. Only the last piece has
+                draws.
             max_num_nodes: Most nodes; the others are dropped.
         """
         cache, wants_prompt = self._parts.cache, self._parts.reports.wants_prompt
         # After a round this is the last committed token alone: `settle` keeps the slots of all before it.
         pending = list(self._parts.generation.committed[cache.length :])
         if self.is_prefilling and len(pending) > max_prefill_rows:
-            # No verdict follows, which would make a new round: the next piece is ready from the next plan on.
+            # No verdict follows that would make a new round: the next piece is ready from the next plan on.
             self.ready_since = None
             self.num_prompt_rows = max_prefill_rows if wants_prompt else 0
             return Segment(cache, pending[:max_prefill_rows], num_logits=self.num_prompt_rows)
         if self.is_prefilling:
             self._choose_nodes()  # this is the last piece: `is_ready` has chosen none while there was more
         is_crowded_out = bool(self.nodes) and not max_num_nodes
-        # Parents come before their children: what is left is a chain or a sub-tree still.
+        # Parents come before their children: what is left is still a chain or a sub-tree.
         self.nodes = self.nodes[:max_num_nodes]
         self.why_empty = self._why_empty(is_crowded_out=is_crowded_out)
         self.num_prompt_rows = len(pending) - 1 if wants_prompt else 0
@@ -183,7 +183,8 @@ class Round:
             return None
         if is_crowded_out:
             return EmptyRoundReason.LOAD
-        # Before the strategy: without its drafter `auto` chooses one without drafts, and that would hide the loss.
+        # Checked before the strategy: without its drafter `auto` chooses a strategy without drafts, which would hide
+        # the loss.
         if link is Link.LOST:
             return EmptyRoundReason.DRAFT_DOWN
         if self.strategy.is_plain or (method.has_draft_model and link is Link.ABSENT):
@@ -215,7 +216,7 @@ class Round:
         if not is_ahead:
             cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
         if generation.statistics.num_rounds == 1:
-            # From now on others find the prompt, while this session goes on after it.
+            # From now on other sessions find the prompt, while this one goes on after it.
             cache.publish(generation.committed)
         drafter.learn_verdict(nodes, verdict.num_accepted)
         if retrieval is not None:
@@ -232,7 +233,7 @@ class Round:
             retrieval.time_out()
 
     def times(self, forward: Forward) -> RoundTime:
-        """Returns where its time has gone, now that it ends with the draws of a forward."""
+        """Returns where its time went. Called when it ends with the draws of a forward."""
         retrieval = self._parts.retrieval
         wait_ms = 0.0 if self.waiting_since is None else (forward.started - self.waiting_since) * 1e3
         retrieval_ms = 0.0 if retrieval is None else retrieval.spent_s * 1e3
@@ -246,10 +247,10 @@ class Round:
         return following
 
     def _look_ahead(self, retrieval: SessionRetrieval) -> None:
-        """Continues its commit by what is known in process, and decides what the datastore is asked."""
+        """Continues its commit with what is known in process, and decides what to ask the datastore."""
         generation = self._parts.generation
         retrieval.begin_round()
-        # A strategy without retrieval neither looks anything up nor sends what it would ask.
+        # A strategy without retrieval looks nothing up and sends no questions.
         if generation.finish_reason is None and self.strategy.retrieval:
             # Read first: choosing the chain adds to the tree what is known in process.
             was_known = bool(generation.tree.root.children)

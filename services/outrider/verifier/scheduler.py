@@ -1,4 +1,4 @@
-"""The scheduler: which sessions share the next forward, and which rows each of them has in it."""
+"""The scheduler: decides which sessions share the next forward, and which rows each has in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Scheduler:
         Args:
             residency: The sessions that have room, and those that wait for it.
             timings: What all sessions have measured.
-            isolated: Loses a session whose rows cannot be made.
+            isolated: Ends a session whose rows cannot be made.
             prefill_chunk: Most prompt rows of one forward, over all sessions.
             max_rows: Most decode rows of one forward.
             vocab_size: Number of the target's tokens.
@@ -46,18 +46,19 @@ class Scheduler:
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows, self._vocab_size = max_rows, vocab_size
         self.wait_s: float | None = None
-        """After `next` has returned None: seconds until a session's round begins whatever comes. None: without end."""
+        """After `next` has returned None: seconds until a session's round begins even if nothing comes. None: without
+        limit."""
 
     def next(self, now: float, after: Flight | None = None) -> Batch | None:
         """Plans the next forward.
 
         Args:
             now: The time, in seconds.
-            after: The flight that the device is still at. None: it is idle.
+            after: The flight that the device still runs. None: it is idle.
 
         Returns:
-            The batch. None where it has to be planned later: after the verdicts of the flight, when a draft has come,
-            or after `wait_s`.
+            The batch. None if it has to be planned later: after the verdicts of the flight, when a draft has come, or
+            after `wait_s`.
         """
         self.wait_s = None
         # Paused sessions need no deadline: their reader's progress is posted.
@@ -70,12 +71,12 @@ class Scheduler:
         if not ready:
             return None
         rows = self._rows(ready, self._max_num_nodes(len(ready)), after)
-        # Without rows all sessions have lost their room to others.
+        # No rows: all sessions have lost their room to others.
         return _batch(rows, after) if rows else None
 
     def _following(self, flight: Flight, running: Sequence[VerifySession], now: float) -> Sequence[VerifySession]:
-        """Returns the sessions of the batch that is launched while the device is at a flight: all that go on, or none.
-        Two batches of some sessions each would read the weights twice."""
+        """Returns the sessions of the batch that is launched while the device runs a flight: all that go on, or none.
+        Two batches with a part of the sessions each would read the weights twice."""
         following = []
         for session in running:
             if session not in flight.places:
@@ -89,21 +90,22 @@ class Scheduler:
         return following
 
     def _max_num_nodes(self, num_sessions: int) -> int:
-        """Returns the most nodes of a session: all share the rows equally, and one of each is for its last token."""
+        """Returns the most nodes of a session: all share the rows equally, and one row of each is for its last
+        token."""
         max_num_nodes = max(0, self._max_rows // num_sessions - 1)
         self._timings.max_num_nodes.add(min(max_num_nodes, MAX_ROWS))
         return max_num_nodes
 
     def _rows(self, work: Sequence[VerifySession], max_num_nodes: int, after: Flight | None) -> list[_Rows]:
-        """Makes rows, and room for them in the pool: of all sessions that decode, and of some prompts.
+        """Makes rows, and room for them in the pool, for all sessions that decode and for some prompts.
 
         Args:
             work: The sessions, the oldest first.
             max_num_nodes: Most nodes of each.
-            after: The flight that the device is at. None: it is idle.
+            after: The flight that the device runs. None: it is idle.
 
         Returns:
-            Those that have rows in the batch, their rows, and how they are drawn for, if they are.
+            The sessions with rows in the batch, their rows, and how they are drawn for, if they are.
         """
         missing = {session: session.round.num_missing for session in work if session.round.is_prefilling}
         prefill_rows = self._prefill_turns.shares(missing)
@@ -125,10 +127,10 @@ class Scheduler:
     def _known_rows(
         self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int
     ) -> tuple[Segment, Round | None]:
-        """Makes a session's rows where the host knows their tokens."""
+        """Makes a session's rows if the host knows their tokens."""
         segment = session.round.segment(max_prefill_rows, max_num_nodes)
         if session.round.nodes and not self._has_free_room(segment.cache, len(segment.token_ids)):
-            # Drafts are the first that go: they cost nobody anything but the tokens that they would have brought.
+            # Drafts are dropped first: that costs only the tokens that they would have brought.
             segment = session.round.segment(max_prefill_rows, 0)
         if not 0 <= min(segment.token_ids) <= max(segment.token_ids) < self._vocab_size:
             raise ValueError(f"token ids must be in [0, {self._vocab_size})")  # the whole forward would fail
@@ -150,9 +152,9 @@ def ready_sessions(
     Args:
         sessions: Those that may take part.
         now: The time, in seconds, as `VerifySession` is told it.
-        forward_ms: Time of a forward, in milliseconds: rounds that are ready are held for the others for a share of it;
-            where all of them take turns with the draft model, until its drafts are there.
-        isolated: Loses a session that cannot choose its rows.
+        forward_ms: Time of a forward, in milliseconds. Rounds that are ready are held for the others for a share of it;
+            if all take turns with the draft model, they are held until its drafts are there.
+        isolated: Ends a session that cannot choose its rows.
 
     Returns:
         The sessions, and None; or no session, and how many seconds others are worth waiting for.
@@ -165,7 +167,8 @@ def ready_sessions(
     if not waiting:
         return ready, None
     until = min(session.round.deadline for session in waiting)
-    # Those that take turns with the draft model begin together: a forward of some would slow the others' drafts down.
+    # Sessions that take turns with the draft model begin together: a forward of some would slow the others' drafts
+    # down.
     are_in_turns = [each.drafter.takes_turns and not each.round.is_prefilling for each in (*ready, *waiting)]
     if ready and not all(are_in_turns):
         held_since = min(session.round.ready_since or now for session in ready)
@@ -176,7 +179,7 @@ def ready_sessions(
 
 
 def _after_draw(session: VerifySession, flight: Flight) -> tuple[Segment, Round]:
-    """Makes a session's row where its token is still to be drawn, in a flight."""
+    """Makes a session's row if its token is still to be drawn, in a flight."""
     place = flight.places[session]
     round_ = flight.batch.rounds[place]
     segment = Segment(session.cache, [placeholder(place)], num_logits=1)
@@ -184,7 +187,7 @@ def _after_draw(session: VerifySession, flight: Flight) -> tuple[Segment, Round]
 
 
 def _batch(rows: Sequence[_Rows], after: Flight | None) -> Batch:
-    # Pieces of prompts that are not through have no verdict.
+    # A piece that does not end its prompt has no verdict.
     drawing = [(session, round_) for session, _, round_ in rows if round_ is not None]
     drawn = None if after is None else after.draws.drawn
     return Batch(

@@ -17,9 +17,9 @@ from outrider.verifier.retrieval import SessionRetrieval
 from outrider.verifier.timings import Activity, EngineTimings
 
 MIN_OPEN_PROBABILITY = 0.25
-"""A path that the mirror breaks off may be waited for from this probability on."""
+"""Least probability at which the rest of a path that breaks off in the mirror may be waited for."""
 FORCED_LOGPROB = -0.05
-"""Log-probability of a token of which the grammar allows the text, but perhaps also another spelling."""
+"""Log-probability of a token whose text the grammar forces, though another spelling may be possible."""
 FIRST_LATENCY_SHARE = 0.2
 """Latency of a drafter that has not answered yet, as a share of a plain round."""
 
@@ -27,12 +27,12 @@ FIRST_LATENCY_SHARE = 0.2
 def next_nodes(
     session: Session, retrieval: SessionRetrieval | None, strategy: Strategy, timings: EngineTimings
 ) -> list[Node]:
-    """Chooses the nodes of the next round; none that the structure of the output forbids.
+    """Chooses the nodes of the next round, without those that the structure of the output forbids.
 
     Args:
         session: The generation.
         retrieval: What is retrieved for it. None means nothing.
-        strategy: That of the round.
+        strategy: The strategy of the round.
         timings: What rounds cost.
     """
     structured = session.structured
@@ -41,7 +41,7 @@ def next_nodes(
     try:
         _add_forced(session, structured)
         nodes = _chosen_nodes(session, retrieval, strategy, timings)
-        # Under the ratio rule a sample is judged whatever it is: the target refuses it.
+        # Under the ratio rule a sample is judged whatever it is: the target rejects a forbidden one.
         while nodes and not session.decides_by_ratio and structured.prune(nodes):
             nodes = _chosen_nodes(session, retrieval, strategy, timings)
     except StructureBroken as error:
@@ -51,7 +51,7 @@ def next_nodes(
 
 
 def _add_forced(session: Session, structured: StructuredText) -> None:
-    """Adds what the structure forces next, as it is usually spelled."""
+    """Adds what the structure forces next, in its usual spelling."""
     node: Node | None = session.tree.root
     for token_id in structured.forced()[: max(0, session.max_chain_len)]:
         if node is not None:
@@ -74,7 +74,7 @@ def _chosen_nodes(
 
 
 def _fallback(session: Session, strategy: Strategy) -> Fallback | None:
-    """Returns what stands in for a draft after a miss; None where there is one, or the method has nothing."""
+    """Returns what replaces a draft after a miss; None if there is a draft, or the method has no fallback."""
     if strategy.method.fallback is None:
         return None
     is_missed = all(child.source is not Source.DRAFT for child in session.tree.root.children.values())
@@ -82,7 +82,7 @@ def _fallback(session: Session, strategy: Strategy) -> Fallback | None:
 
 
 def next_chain(session: Session, retrieval: SessionRetrieval | None, strategy: Strategy) -> list[Node]:
-    """Returns the mirror's chain, with what is retrieved in process behind it; see `next_nodes`."""
+    """Returns the mirror's chain, followed by what is retrieved in process; see `next_nodes`."""
     chain = session.next_chain()
     if retrieval is None or not strategy.retrieval:
         return chain
@@ -95,30 +95,30 @@ def next_chain(session: Session, retrieval: SessionRetrieval | None, strategy: S
         if not strategy.method.has_draft_model:
             return chain  # nothing drafted ends where retrieval could go on
         missing = session.max_chain_len - len(chain)
-    # What was retrieved may have another path overtake the chain: it is chosen again.
+    # What was retrieved may make another path more probable than the chain: it is chosen again.
     return session.next_chain() if retrieval.extend(chain, missing) else chain
 
 
 def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: EngineTimings) -> list[Node]:
-    """Returns what a round verifies: its chain; or, where rows may branch, the best sub-tree.
+    """Returns what a round verifies: its chain, or the best sub-tree if rows may branch.
 
     A sub-tree has as many nodes as the request names, otherwise as many as pay. Retrieved nodes, a chain of them or
-    those behind a drafted one, are verified as far as they pay, which may be nowhere: a short match is a weak guess.
+    those after a drafted one, are verified as far as they pay, possibly none of them: a short match is a weak guess.
     """
     if rows is Rows.CHAIN or session.max_chain_len < 1:
         num_whole = _num_whole(session, chain)
         return chain if num_whole == len(chain) else chain[: max(num_whole, _num_worth(session, chain, timings))]
     num_requested = session.spec.speculation.max_rows
     nodes = session.next_subtree(num_requested or timings.max_num_rows)
-    # A first node that is only retrieved may be worth no row.
+    # A first node that is only retrieved may not be worth a row.
     least = 1 if session.spec.speculation.method.has_draft_model else 0
-    # Every beginning of these nodes is connected, too (`best_subtree`).
+    # Every prefix of these nodes is connected, too (`best_subtree`).
     return nodes if num_requested else nodes[: max(least, _num_worth(session, nodes, timings))]
 
 
 def with_tail(session: Session, chain: list[Node], retrieval: SessionRetrieval) -> list[Node]:
-    """Returns what is drafted of a chain, and behind that what is retrieved, wherever the chain was cut (DOUBLE,
-    section 4.2 and Algorithm 1)."""
+    """Returns the drafted part of a chain, followed by what is retrieved, wherever the chain was cut (DOUBLE, section
+    4.2 and Algorithm 1)."""
     drafted = list(takewhile(lambda node: node.source is Source.DRAFT, chain))
     # Without a draft, what the datastore has answered is as good a beginning.
     beginning = drafted or chain
@@ -126,22 +126,22 @@ def with_tail(session: Session, chain: list[Node], retrieval: SessionRetrieval) 
     room = min(retrieval.max_tail_len - retrieved, session.num_wanted - 1 - len(beginning))
     tip = beginning[-1] if beginning else session.tree.root
     if session.decides_by_ratio and any(child.q is not None for child in tip.children.values()):
-        # A sample of the draft model stands there already. If the tail took it in where the two agree, its value
-        # would decide whether it is judged now, and the text would not have the target's distribution any more.
+        # A sample of the draft model is there already. If the tail took it in when the two agree, its value would
+        # decide whether it is judged now, and the text would no longer have the target's distribution.
         return beginning
     return beginning + retrieval.tail(beginning, room)
 
 
 def _num_whole(session: Session, chain: Sequence[Node]) -> int:
-    """Returns the number of nodes of a chain, from the first, that are verified whatever they are worth."""
+    """Returns the number of nodes of a chain, from the first on, that are verified whatever they are worth."""
     if not session.spec.speculation.calibration or (chain and chain[0].source is Source.RANDOM):
         return len(chain)
     if session.spec.speculation.is_ratio:
-        # Samples may stand behind a retrieved node, and which samples are judged must not depend on their values: that
-        # would change the distribution of the text. What was picked behind them may be judged or not.
+        # Samples may follow a retrieved node, and which samples are judged must not depend on their values: that would
+        # change the distribution of the text. Picked nodes after them may be judged or not.
         return next((index for index in range(len(chain), 0, -1) if chain[index - 1].q is not None), 0)
-    # The drafted part: `best_chain` has ended it where its path becomes improbable. Where a tail agrees with what is
-    # drafted beyond the greatest length of a chain, it must pay like any other.
+    # The drafted part: `best_chain` has ended it where its path becomes improbable. A tail that agrees with drafted
+    # nodes beyond the greatest length of a chain must pay like any other.
     num_drafted = next((index for index, node in enumerate(chain) if node.source is not Source.DRAFT), len(chain))
     return min(num_drafted, session.max_chain_len)
 
@@ -158,19 +158,19 @@ def is_worth_verifying(
 ) -> bool:
     """Returns True if these nodes need not wait for a drafter that is about to answer.
 
-    What is here may bring fewer tokens in its time than what comes a little later does in a little more: a retrieved
-    chain instead of the draft model's, or a path that breaks off while it is still probable. Under the ratio rule what
-    is here is taken: whether a sample is judged must not depend on its value.
+    The nodes may bring fewer tokens per time than those that come a little later: a retrieved chain instead of the
+    draft model's, or a path that breaks off while it is still probable. Under the ratio rule the nodes are taken as
+    they are: whether a sample is judged must not depend on its value.
 
     Args:
         session: The generation.
-        nodes: What is there to be verified now.
+        nodes: The nodes that can be verified now.
         timings: What rounds and the drafter's answers cost.
         accepted_per_chain: Tokens that were kept of the chains that were waited for, on average.
     """
     if not nodes or session.spec.speculation.is_ratio:
         return bool(nodes)
-    # The target's own next token comes in any case; a drafted one counts as much as it is probable.
+    # The target's own next token comes in any case; a drafted one counts by its probability.
     tokens = 1 + sum(path_probabilities(nodes, session.tree.root))
     later = 1 + accepted_per_chain
     if nodes[0].source is Source.DRAFT:
@@ -183,7 +183,7 @@ def is_worth_verifying(
 
 
 def _open_probability(session: Session, nodes: Sequence[Node], max_depth: int) -> float:
-    """Returns the probability of the likeliest path that ends only because nothing more has come yet."""
+    """Returns the probability of the most probable path that ends only because nothing more has come yet."""
     deepest = session.tree.root.position + max_depth
     # A node at the greatest depth has no children because no round could take them.
     ends = [node for node in nodes if not node.children and node.position < deepest]

@@ -1,4 +1,4 @@
-"""The verifier as a service: the one place where its parts are made and put together."""
+"""The verifier as a service: makes its parts and puts them together."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from outrider.verifier.servicer import Serving, VerifierServicer
 from outrider.verifier.settings import VerifierSettings
 
 MEASURED_ROWS = (*range(1, 13), 14, 16, 20, 24, 32)
-"""Rows of the forwards that are timed at the start: all few of them, as a CPU takes its steps there."""
+"""Rows of the forwards that are timed at the start: every small number, as a CPU's time rises in steps there."""
 ACCELERATOR_ROWS = (48, 64, 96, 128, 192, 256)
-"""Rows that are timed besides on an accelerator, where they are nearly free. On a CPU they would take long."""
+"""Rows that are also timed on an accelerator, where they are nearly free. On a CPU they would take long."""
 
 
 class VerifierService:
-    """Runs the verifier as `outrider.server.run.serve` wants it: makes everything that it consists of, and ends it."""
+    """Implements the verifier for `outrider.server.run.serve`: makes all its parts, and ends them."""
 
     name = "outrider.v1.VerifierService"
 
@@ -65,11 +65,11 @@ class VerifierService:
         """
         Args:
             settings: Flags and variables.
-            model: The target. None means that `load` loads the one that the settings name.
+            model: The target. None means that `load` loads the one named in the settings.
             forward_times_ms: Times of its forwards by their rows. None means that `load` measures them.
             quotas: Limits of callers and tenants. None means those of the settings.
             draft_model: The draft model of --drafter in-process, not measured. None means that `load` loads and
-                measures the one that the settings name.
+                measures the one named in the settings.
         """
         self._draft_model = draft_model
         self._settings, self._model, self._forward_times_ms = settings, model, forward_times_ms
@@ -87,11 +87,11 @@ class VerifierService:
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, server)
 
     async def load(self) -> None:
-        """Loads the target model and measures it. The peers are dialled, not waited for. Raises CannotLoad."""
+        """Loads the target model and measures it. The peers are dialled, but not waited for. Raises CannotLoad."""
         settings = self._settings
         security = settings.peer_security()
         try:
-            # In a thread, because it takes seconds: the loop answers health checks and refuses calls meanwhile.
+            # In a thread, as it takes seconds: the loop answers health checks and refuses calls meanwhile.
             draft_weights = await in_own_thread(self._weights_beside)
             beside = None if draft_weights is None else _pool_beside(draft_weights, settings)
             model, forward_times_ms, forward_times = await in_own_thread(lambda: self._load_model(beside))
@@ -141,13 +141,13 @@ class VerifierService:
         self.servicer.ready(self.serving)
 
     def _weights_beside(self) -> Weights | None:
-        """Reads the draft model's weights before all else, if it shares a GPU with the target: what the target's pool
-        may take of the memory is known then. None means that it does not."""
+        """Reads the draft model's weights first if it shares a GPU with the target: the memory that is left for the
+        target's pool is then known. Returns None if it does not share one."""
         is_given = self._draft_model is not None or self._model is not None
         return None if is_given or not shares_gpu(self._settings) else read_draft_weights(self._settings.draft)
 
     def _load_model(self, beside: Beside | None) -> tuple[LoadedModel, dict[int, float], ForwardTimes]:
-        """Returns the target, the times of its forwards as they are told to callers, and as the engine has them."""
+        """Returns the target, and the times of its forwards: as told to callers, and as used by the engine."""
         model, forward_times_ms = self._model, self._forward_times_ms
         if model is None:
             model = load_for(self._settings, beside=beside, on_step=say_step)
@@ -160,7 +160,7 @@ class VerifierService:
         attention = measure_attention(model.runner, context_len)
         if model.runner.buckets:
             bucket_ms = measure_buckets(model.runner, self._settings.max_rows, context_len, num_repeats=7)
-            # Callers ask what a plain round takes.
+            # Callers want the time of a plain round.
             return (
                 model,
                 {1: bucket_ms[min(bucket_ms)], **bucket_ms},
@@ -194,7 +194,7 @@ class VerifierService:
         self.servicer.drain()
 
     def fault(self) -> str:
-        """Returns why no generation can go on here; empty means that they can."""
+        """Returns why no generation can go on here; empty if they can."""
         return "" if self.serving is None else self.serving.engine.fault()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The edge of the verifier: converts requests, runs a generation for each, and converts what it decides."""
+"""The verifier's gRPC servicer: converts requests, runs a generation for each, and converts what it decides."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ from outrider.wire.steering import steering_to_proto
 from outrider.wire.structure import structure_from_proto
 
 COMPILE_TIMEOUT_S = 5.0
-"""Longest time to compile a grammar; the library's own limits mostly end it much earlier. The wait for a thread is none
-of it."""
+"""Longest time to compile a grammar, in seconds; the library's own limits mostly end it much earlier. Excludes the wait
+for a thread."""
 NUM_THREADS = 2
-"""Threads of each lane: what runs in them shares the cores with the forwards, which go first."""
+"""Threads of each lane: they share the cores with the forwards, which go first."""
 
 _Result = TypeVar("_Result")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -82,7 +82,7 @@ class Serving:
 
     @property
     def peers(self) -> list[PeerState]:
-        """All that this server dials."""
+        """All peers that this server dials."""
         states = [] if self.speculators is None else self.speculators.states
         return states if self.datastore is None else [*states, self.datastore.state]
 
@@ -101,10 +101,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """
         Args:
             max_num_sessions: Most sessions at a time.
-            stall_timeout_s: Time after which a client is cut off that reads nothing, or says nothing at first.
+            stall_timeout_s: Time after which a client that reads nothing, or sends no first message, is cut off.
             quotas: Limits of callers and tenants. None means that there are none.
-            max_draft_nodes_per_s: Most nodes a second of the drafts that a caller brings.
-            max_num_queued: Most sessions that wait for room beside those.
+            max_draft_nodes_per_s: Most nodes a second of a caller's drafts.
+            max_num_queued: Most sessions that wait for room besides those.
         """
         self._max_num_sessions, self._max_num_queued = max_num_sessions, max_num_queued
         self._stall_timeout_s = stall_timeout_s
@@ -164,7 +164,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             specs = await self._session_specs(request, serving, context, brings_drafts=False)
             num_running = sum(spec is not None for spec in specs)
             with ExitStack() as others, self._places(num_running):
-                # Each text is a session; one is counted already.
+                # Each text is a session; the first is counted already.
                 for _ in range(num_running - 1):
                     others.enter_context(self._quota(context))
                 await run_choices(specs, partial(self._generate, serving, call, quota), send, is_of_text)
@@ -178,8 +178,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         elder: SessionSpec | None,
         send: Send,
     ) -> None:
-        """Runs one generation for a caller that does not draft. `elder` is the first of several texts, if it is one of
-        them."""
+        """Runs one generation for a caller that does not draft. `elder` is the first text of the request, if it has
+        several."""
         with self._generation(spec, serving, serving.speculators, elder) as generation:
             observer = SessionObserver(generation, serving.model, call, quota, self.counts)
             await _stream(generation, serving, observer, send, partial(self._load, serving))
@@ -189,7 +189,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> None:
         """Runs one generation; the caller drafts."""
         with traced_call(COLLABORATE, context), self.calls.call(context) as call, rpc_errors(context):
-            # Before the quota: a caller that connects and says nothing takes no session's place.
+            # Before the quota: a caller that connects and sends nothing takes no session's place.
             requests = streams.opened(requests, self._stall_timeout_s)
             opening = await opening_of(requests, self._ready().model)
             with self._quota(context) as quota:
@@ -224,18 +224,18 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             load = partial(self._load, serving)
             await _stream(generation, serving, observer, send, load, drafts, shows_prompt=shows_prompt)
         finally:
-            reader.cancel()  # a caller may keep its side open for as long as it likes
+            reader.cancel()  # a caller may keep its side open indefinitely
 
     def _quota(self, context: Context) -> AbstractContextManager[TenantQuota]:
-        """Returns a context around a request of the caller, whose body gets what its tokens are charged to. A request
-        that turns out to be wrong counts; one that is sent elsewhere does not."""
+        """Returns a context around a request of the caller, which yields the quota that its tokens are charged to. An
+        invalid request counts; one that is sent elsewhere does not."""
         self._ready()
         return self._quotas.session(name_of_caller(context), current_caller())
 
     @contextmanager
     def _places(self, count: int) -> Iterator[None]:
-        """Holds the places of so many sessions while the body runs, if there are any. Raises ResourceExhausted."""
-        # Nothing is awaited between this question and the count, so no other call comes between them.
+        """Holds the places of this many sessions while the body runs. Raises ResourceExhausted if too few are free."""
+        # Nothing is awaited between this check and the count, so no other call comes between them.
         if self.num_sessions + count > self._max_num_sessions + self._max_num_queued:
             queue = f", and {self._max_num_queued} wait" if self._max_num_queued else ""
             raise ResourceExhausted(f"the verifier has all {self._max_num_sessions} sessions in use{queue}")
@@ -258,7 +258,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Runs a generation while the body does. `elder` is the first of several texts, which has read the prompt."""
         tenant = current_tenant()
         salt, elder_id = serving.limits.prefix_scope.salt(tenant), "" if elder is None else elder.session_id
-        # Also where prefixes are found by nobody else: these texts are of one request.
+        # Texts of one request share prefixes even if no other generation may.
         salt = salt or (f"request {elder_id}" if elder_id else None)
         generation = Generation(
             spec,
@@ -295,12 +295,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             serving = self._ready()
             self._quotas.count_request(current_caller())
             model = serving.model
-            # As many as a text has or, where somebody asks what tokens are, as there are.
+            # As many as a text has, or as the vocabulary has, for a caller that looks tokens up.
             check_num_tokens("token_ids", len(request.token_ids), max(model.max_context_len, model.vocab_size))
             token_ids = token_ids_from_proto(request.token_ids, model.vocab_size, "token_ids")
             response.text = await self._worked_through(request, partial(serving.codec.decode, token_ids), context)
             if request.wants_token_bytes:
-                # In a thread always: the first call reads the whole vocabulary.
+                # Always in a thread: the first call reads the whole vocabulary.
                 spelled = partial(serving.grammars.token_bytes, token_ids)
                 response.token_bytes.extend(await self._grammars.run(spelled, name_of_caller(context)))
         return response
@@ -308,17 +308,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def _session_specs(
         self, request: verifier_pb2.GenerateRequest, serving: Serving, context: Context, *, brings_drafts: bool
     ) -> list[SessionSpec | None]:
-        """Resolves a request; in a thread if it is so large, or its structure such, that others on the event loop would
-        wait."""
+        """Resolves a request; in a thread if its size or its structure would make others on the event loop wait."""
         model, codec, limits = serving.model, serving.codec, serving.limits
         resolved = partial(session_specs, request, model, codec, limits, serving.grammars, brings_drafts=brings_drafts)
         if not request.HasField("structured_outputs"):
             return await self._worked_through(request, resolved, context)
         caller, structure = name_of_caller(context), structure_from_proto(request.structured_outputs)
-        # Not timed: the first one reads the whole vocabulary, and others wait for that.
+        # Without a timeout: the first call reads the whole vocabulary, and others wait for it.
         await self._grammars.run(partial(serving.grammars.prepare, structure), caller)
         try:
-            # By itself: however long it takes to tokenize the prompt says nothing about the structure.
+            # Timed by itself: the time to tokenize the prompt does not count for the structure.
             compiled = partial(check_structure, structure, serving.grammars)
             await self._grammars.run(compiled, caller, timeout_s=COMPILE_TIMEOUT_S)
         except TimeoutError:
@@ -329,13 +328,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         return await self._grammars.run(resolved, caller)
 
     async def _worked_through(self, request: Message, work: Callable[[], _Result], context: Context) -> _Result:
-        """Returns what `work` returns, or raises what it raises: called in a thread if the request is large. Raises
-        ResourceExhausted if too many wait for that.
+        """Calls `work`, in a thread if the request is large, and returns or raises what it does. Raises
+        ResourceExhausted if too many wait for a thread.
 
         Args:
-            request: The request that `work` looks through, like a prompt to be tokenized.
-            work: Takes a time that grows with the request.
-            context: Of the caller.
+            request: The request that `work` processes, like a prompt to be tokenized.
+            work: Function whose time grows with the request.
+            context: Context of the call.
         """
         num_bytes = request.ByteSize()
         return work() if num_bytes < LARGE_BYTES else await self._texts.run(work, name_of_caller(context), num_bytes)
@@ -391,13 +390,13 @@ async def _stream(
     *,
     shows_prompt: bool = False,
 ) -> None:
-    """Sends Started, a chunk for each round, and Finished; between them what a caller that drafts should know."""
+    """Sends Started, a chunk for each round, and Finished; between them news for a caller that drafts."""
     with observer:
         async for news in generation.waits():
             await send(of_news(news))
         responses = Responses(generation, serving.model, serving.codec)
         started = partial(responses.started, load(), shows_prompt=shows_prompt)
-        # The text of a long prompt takes its time, more so with the ends of its tokens.
+        # In a thread: decoding a long prompt takes time, more so with the ends of its tokens.
         await send(await asyncio.to_thread(started) if generation.spec.report.echo else started())
         async for event in generation.events():
             if isinstance(event, Steering):

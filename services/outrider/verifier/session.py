@@ -28,8 +28,8 @@ from outrider.verifier.timings import EngineTimings
 
 
 class Phase(Enum):
-    """The phase of a session. Reading its text is none: it may have to in each, as it can lose its room to others
-    (`Round.is_prefilling`). Nor is its end: the engine forgets it then."""
+    """The phase of a session. Reading its text is no phase: a session can lose its room to others and then reads again
+    in any phase (`Round.is_prefilling`). Its end is no phase either: the engine forgets it then."""
 
     WAITING = "waiting"
     """It has had no room in the pool yet."""
@@ -41,8 +41,8 @@ class Phase(Enum):
 class VerifySession:
     """Holds one generation in the engine. Owned by the engine's thread.
 
-    A round goes: `Round.is_ready` chooses its nodes and says when to begin, `Round.segment` makes their rows, the
-    engine runs the target, and `settle` takes its draws in and makes the next round. Times are those of
+    The steps of a round: `Round.is_ready` chooses its nodes and says when to begin, `Round.segment` makes their rows,
+    the engine runs the target, and `settle` takes its draws in and makes the next round. Times are those of
     `time.perf_counter`.
     """
 
@@ -70,7 +70,7 @@ class VerifySession:
             tiers: Copies of the datastore's tiers. None means that there is no datastore.
             now: Time of the opening.
             codec: Decodes the text. None is for a generation without stop strings.
-            elder: Has read the same prompt. None means that nobody has.
+            elder: A session that has read the same prompt. None means that there is none.
             has_drafter: True if drafts will come, should the method want any.
         """
         stop_text = StopText(spec, codec) if spec.stop and codec is not None else None
@@ -102,8 +102,8 @@ class VerifySession:
             is_probing=self.choice.is_probing,
         )
         self.take_commits: Callable[[Sequence[TokenId]], object] | None = None
-        """Takes the committed tokens as soon as there are new ones, on the engine's thread. None: the listener tells
-        the drafter of its verdicts."""
+        """Called on the engine's thread with new committed tokens as soon as there are any. None: the listener tells
+        the drafter."""
         parts = Parts(self.generation, cache, self.drafter, self.retrieval, self.reports, timings)
         self.round = Round(parts, self.choice.strategy, now, is_typical=False)  # it reads the prompt
         self.round.patience_ms = self._patience_ms()
@@ -113,7 +113,7 @@ class VerifySession:
         """The request."""
         return self.generation.spec
 
-    # Its room in the pool, and its reader.
+    # Room in the pool, and the reader.
 
     @property
     def known_token_ids(self) -> Sequence[TokenId]:
@@ -126,7 +126,7 @@ class VerifySession:
         if self.phase is Phase.WAITING:
             self.phase = Phase.RUNNING
         if self._elder is not None:
-            # Not the last token of the prompt: its logits are needed.
+            # All but the last token of the prompt, whose logits are needed.
             self.cache.join(self._elder.cache, len(self.spec.prompt_token_ids) - 1)
             self._elder = None
 
@@ -167,7 +167,7 @@ class VerifySession:
         self.round.patience_ms = min(self.round.patience_ms, self._patience_ms())
 
     def add_draft(self, draft: Draft, now: float, arrived_at: float | None = None) -> None:
-        """Takes in new nodes of the drafter's tree, which have arrived before if a forward was running."""
+        """Takes in new nodes of the drafter's tree. They arrived earlier than `now` if a forward was running."""
         arrived_at = now if arrived_at is None else arrived_at
         if self.reports.drafts is not None:
             self.reports.drafts.add(draft, arrived_at)
@@ -214,21 +214,23 @@ class VerifySession:
 
     @property
     def can_follow_draw(self) -> bool:
-        """True if the next round can be launched before the host knows what this one draws: both are plain, and nothing
-        but the drawn token is read of this one's logits, which would be waited for after the next ones."""
+        """True if the next round can be launched before the host knows what this one draws: both are plain, and only
+        the drawn token is read of this one's logits. Anything else would be waited for until the next forward has
+        ended."""
         report = self.spec.report
         reads_logits = self.round.num_prompt_rows or (report.logprobs is not None and report.logprobs_mode.is_processed)
         return not self.round.nodes and self.generation.is_as_drawn and self.choice.goes_on_plain and not reads_logits
 
     def adjustments(self) -> list[Adjustment | None]:
-        """Returns for each row of the round how its logits are changed before a token is drawn; empty if none is."""
+        """Returns for each row of the round how its logits are changed before a token is drawn; empty if none is
+        changed."""
         if self._adjustments is None:
             return []
         return [self._adjustments.behind(node) for node in (self.generation.tree.root, *self.round.nodes)]
 
     @property
     def wants_next_tokens(self) -> bool:
-        """True if `settle` shall be told the most probable next tokens of every row."""
+        """True if `settle` should be given the most probable next tokens of every row."""
         return self.retrieval is not None and self.retrieval.wants_next_tokens
 
     def settle(
@@ -253,7 +255,7 @@ class VerifySession:
         self._count(verdict, times)
         self._choose(verdict, times)
         verdict = self.reports.complete(verdict, round_.strategy.method, round_.nodes, times, forward.num_rows)
-        # A round that is launched already is a plain one, whatever has just been chosen: it tells nothing of that.
+        # A round that is launched already is plain, whatever has just been chosen: it is no evidence about that choice.
         is_typical = not is_ahead or self.choice.strategy.is_plain
         self.round = round_.next(self.choice.strategy, forward.ended, is_typical=is_typical)
         if self.reports.drafts is not None and self.drafter.is_attached:
@@ -280,7 +282,7 @@ class VerifySession:
         if self.generation.num_wanted <= 1:
             return 0.0
         if self.drafter.state is Link.PENDING and self.choice.is_probing:
-            return 0.0  # a reading may take many rounds, and is worth none of them before it is known what it leads to
+            return 0.0  # reading may take many rounds: not worth waiting for while the drafter's value is unknown
         if self.drafter.is_drafting:
             return self.drafter.patience_ms()
         if self.retrieval is not None and self.choice.strategy.retrieval:
@@ -288,7 +290,7 @@ class VerifySession:
         return 0.0
 
     def _follow_choice(self) -> None:
-        """Goes on by the strategy that was chosen, in the round of now, too: a drafter has come or gone."""
+        """Applies the chosen strategy at once, in the current round too: a drafter has come or gone."""
         self.round.strategy = self.choice.strategy
         self.drafter.follow(self.choice.strategy)
 

@@ -16,7 +16,7 @@ from outrider.server.settings import LISTEN, ModelSettings, check_pool, checked_
 
 @dataclass(frozen=True, slots=True)
 class DraftFlags:
-    """Settings of a draft model in the verifier's process, by the names that a speculator has for its own."""
+    """Settings of a draft model in the verifier's process, under a speculator's names for them."""
 
     model: str
     dtype: str
@@ -150,7 +150,7 @@ class VerifierSettings(ModelSettings):
                 )
             check_pool("--draft-kv-cache-tokens", self.draft_kv_cache_tokens, self.kv_block_size)
             return self
-        # In the order of the class, so that the message is always the same.
+        # In the order of the class, so that the message is deterministic.
         for name in type(self).model_fields:
             if name.startswith("draft_") and name in self.model_fields_set:
                 raise ValueError(f"--{name.replace('_', '-')} needs --drafter in-process: a speculator has its own")

@@ -1,4 +1,4 @@
-"""Running means of what rounds and peers cost, from which rounds decide how much to verify and how long to wait."""
+"""Running means of what rounds and peers cost. Rounds decide from them how much to verify and how long to wait."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from outrider.core.costs import Contexts, ForwardTimes
 from outrider.core.statistics import RunningMean
 
 FIRST_OVERHEAD_MS = 0.5
-"""Overhead of a round until one was measured."""
+"""Assumed overhead of a round until one was measured."""
 LEARNING_RATE = 0.05
 """Weight of one round in the running mean of overheads."""
 QUIET_STEPS = 8
-"""Steps without a draft model after which none slows a step down."""
+"""Steps without a draft model after which it no longer slows a step down."""
 
 
 class Activity(IntEnum):
-    """The work of a session beside its forward."""
+    """The work of a session besides its forward."""
 
     NONE = 0
     RETRIEVING = 1
@@ -29,7 +29,7 @@ class Activity(IntEnum):
 
     @classmethod
     def of(cls, strategy: Strategy) -> Activity:
-        """Returns that of a session which follows a strategy."""
+        """Returns the activity of a session that follows a strategy."""
         if strategy.method.has_draft_model:
             return cls.DRAFTING
         return cls.NONE if strategy.is_plain else cls.RETRIEVING
@@ -42,32 +42,32 @@ class EngineTimings:
         """
         Args:
             forward_times: Times of the target's forwards by their rows, as measured when the server started.
-            max_num_rows: Most drafted rows of a sub-tree, where the request names no number.
+            max_num_rows: Most drafted rows of a sub-tree if the request names no number.
         """
         self.max_num_rows = max_num_rows
         self.num_sessions = 0
         """Sessions that share the forwards now."""
         self.max_num_nodes = RunningMean(0.5)
-        """Most nodes of a session in a forward, as all in it share the rows; at most `MAX_ROWS`, which no request
+        """Most nodes of a session in a forward, whose rows all sessions share; at most `MAX_ROWS`, which no request
         exceeds."""
         self._activity = Activity.NONE
         self._num_quiet_steps = 0
         self._stepped_at: float | None = None
-        """End of the latest step. None means that nothing has run before this one."""
+        """End of the latest step. None means that nothing ran before this one."""
         self._num_numbered = 0
 
         # The target.
         self.forward_times = forward_times
         self.forward_ms = RunningMean()
-        # Without a first value a forward would seem to take no time, and no draft be worth a wait.
+        # Without a first value, forwards would seem to take no time, and no draft would be worth a wait.
         self.forward_ms.add(forward_times.of(1))
         self._overheads = Overheads()
 
         # The peers.
         self.speculator_ms = RunningMean()
-        """Time from a commit that leaves nothing to verify, or in turns any commit, to the drafter's first answer."""
+        """Time from a commit that leaves nothing to verify (in turns: any commit) to the drafter's first answer."""
         self.draft_forward_ms = RunningMean()
-        """The part of it that the draft model's forwards took."""
+        """The part of it that the draft model's forwards take."""
         self.datastore_ms = RunningMean()
         """Time from a commit to the datastore's answer."""
         self.answer_value = RunningMean(0.1)
@@ -76,17 +76,18 @@ class EngineTimings:
         # What the choices of all sessions have brought.
         self.retrieval = RetrievalCalibration()
         self.history = StrategyHistory(self.plain_ms)
-        """Strategies that `auto` has tried with sessions that were alone."""
+        """Strategies that `auto` has tried with sessions that ran alone."""
         self.group = Group()
         """Chooses among them for sessions that share forwards."""
 
     def number_session(self) -> int:
-        """Returns the number of a new session of `auto`, from 1 on."""
+        """Returns the number of a new session of `auto`, counted from 1."""
         self._num_numbered += 1
         return self._num_numbered
 
     def set_sessions(self, activities: Sequence[Activity], num_slots: int = 0) -> None:
-        """Sets what the sessions do that share the forwards from here on, and the slots of all their contexts."""
+        """Sets the activities of the sessions that share the forwards from now on, and the slots of all their
+        contexts."""
         self.num_sessions = len(activities)
         self.forward_times.contexts = Contexts(num_slots, max(1, len(activities)))
         self._activity = max(activities, default=Activity.NONE)
@@ -102,7 +103,7 @@ class EngineTimings:
         Args:
             shares: As `Group.end_step` wants them.
             now: Its end, in seconds.
-            is_typical: False if it says nothing of the steps to come.
+            is_typical: False if the step's duration is not representative.
         """
         if shares and self.num_sessions > 1 and self._stepped_at is not None:
             self.group.end_step(shares, (now - self._stepped_at) * 1e3, is_typical=is_typical)
@@ -114,26 +115,28 @@ class EngineTimings:
 
     def add_overhead(self, overhead_ms: float) -> None:
         """Adds the time of a round that went neither to its forward nor to waiting."""
-        # A draft model that was told to pause ends what it is at, and may slow down what seems to run without it.
+        # A draft model that was told to pause finishes its current work, and may slow down steps that seem to run
+        # without it.
         if self._activity is Activity.DRAFTING or self._num_quiet_steps >= QUIET_STEPS:
             self._overheads.add(overhead_ms, max(1, self.num_sessions), self._activity)
 
     def overhead_ms(self, activity: Activity) -> float:
-        """Returns the time of a round that goes neither to its forward nor to waiting, where all sessions do this."""
+        """Returns the time of a round that goes neither to its forward nor to waiting, if all sessions have this
+        activity."""
         return self._overheads.of(max(1, self.num_sessions), activity)
 
     @property
     def plain_ms(self) -> float:
-        """Time of a round that verifies nothing, while no other one does either."""
+        """Time of a round that verifies nothing, while the other sessions verify nothing either."""
         return self.forward_times.of(max(1, self.num_sessions)) + self.overhead_ms(Activity.NONE)
 
 
 class Overheads:
-    """Holds the running means of what a round takes beside its forward: by the number of sessions, and by the most that
-    any of them does meanwhile."""
+    """Holds the running means of a round's time besides its forward: by the number of sessions, and by their highest
+    activity."""
 
     def __init__(self) -> None:
-        # By the activity, and then by the class of the number of sessions.
+        # By activity, then by class of the number of sessions.
         self._means: list[dict[int, RunningMean]] = [{} for _ in Activity]
 
     def add(self, overhead_ms: float, num_sessions: int, activity: Activity) -> None:
@@ -145,7 +148,7 @@ class Overheads:
         mean.add(overhead_ms)
 
     def of(self, num_sessions: int, activity: Activity) -> float:
-        """Returns the usual one in milliseconds, by what is known of the nearest number of sessions."""
+        """Returns the usual overhead in milliseconds, known for the nearest number of sessions."""
         means, load_class = self._means[activity], load_class_of(num_sessions)
         if means:
             nearest = load_class if load_class in means else min(means, key=lambda each: (abs(each - load_class), each))

@@ -1,6 +1,6 @@
-"""Heavy work that must not hold lookups up: in a thread of low priority, or in a process.
+"""Runs heavy work that must not delay lookups: in a thread of low priority, or in a process.
 
-`Background` runs what spends its time in numpy, without the GIL. `count` starts a process for what holds the GIL:
+`Background` is for work in numpy, without the GIL. `count` starts a process for work that holds the GIL:
 
     python -m outrider.datastore.background < pickled (documents, max_match_len) > pickled PriorTable
 """
@@ -21,7 +21,7 @@ from outrider.core.retrieval.ngrams import TokenId
 from outrider.core.retrieval.prior import PriorTable
 
 NICENESS = 10
-"""Added to that of the process, so that lookups served on the same core go first."""
+"""Added to the niceness of the process, so that lookups served on the same core go first."""
 SMALL_CORPUS_TOKENS = 8192
 """A corpus of fewer tokens is counted in a thread, within milliseconds: a process takes longer to start."""
 
@@ -36,24 +36,24 @@ class Background:
         self._executor = ThreadPoolExecutor(1, "background", initializer=_lower_priority)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Returns what the function returns, after those before it."""
+        """Runs the function after those before it, and returns its result."""
         loop = asyncio.get_running_loop()
         # run_in_executor passes no keyword arguments on.
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
-        """Drops what waits. What runs goes on to its end, and its result is lost."""
+        """Drops waiting functions. A running one goes on to its end, and its result is lost."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _lower_priority() -> None:
-    # Linux has a priority for each thread; elsewhere this would slow the whole process down.
+    # Linux has a priority for each thread; on other systems this would slow the whole process down.
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class CountingFailed(Exception):
-    """The counting process has died, for example for want of memory."""
+    """The counting process has died, for example out of memory."""
 
 
 async def count(documents: Sequence[Sequence[TokenId]], max_match_len: int, *, gives_way: bool = False) -> PriorTable:
@@ -74,19 +74,19 @@ async def count(documents: Sequence[Sequence[TokenId]], max_match_len: int, *, g
         *(sys.executable, "-m", __name__),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        # As this process imports: it may have been started from a source tree that is not installed.
+        # The import path of this process, which may run from a source tree that is not installed.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     try:
         if gives_way:
-            with suppress(ProcessLookupError):  # it has died already; its status will show it
+            with suppress(ProcessLookupError):  # it has died already, as its status will show
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         # Ignores a broken pipe: a process that has died shows it by its status.
         table, _ = await process.communicate(work)
     finally:
         if process.returncode is None:  # the caller was cancelled
             process.kill()
-            await process.communicate()  # until its pipes are closed: else the transport outlives the event loop
+            await process.communicate()  # closes its pipes: otherwise the transport would outlive the event loop
     if process.returncode:
         raise CountingFailed(f"counting a corpus ended with status {process.returncode}")
     counted: PriorTable = await asyncio.to_thread(pickle.loads, table)

@@ -20,7 +20,7 @@ from outrider.wire.errors import DeadlineExceeded, ResourceExhausted
 RESPONSE_EVERY_NGRAMS = 50_000
 """N-grams stored between two responses."""
 DOCUMENTS_PER_TURN = 1000
-"""Documents checked before the event loop has its turn: about 3 ms."""
+"""Documents checked before the event loop gets a turn: about 3 ms."""
 
 
 class PriorLoads:
@@ -38,12 +38,12 @@ class PriorLoads:
             InvalidParameter: A field is missing, or outside its range.
             PermissionDenied: The prior is not the caller's to change.
             DeadlineExceeded: The caller sends nothing.
-            ResourceExhausted: As many priors are being loaded as may be.
+            ResourceExhausted: The largest allowed number of priors is being loaded.
             StoreUnavailable, StoreFull: Redis fails. The former prior stays.
         """
         with self._admitted():
             corpus, documents = await self._collect(requests)
-            # One message for all responses: gRPC has turned it into bytes before it asks for the next one.
+            # One message for all responses: gRPC serializes it before it asks for the next one.
             response = pb.LoadPriorResponse(num_tokens=sum(map(len, documents)))
             yield response
             table = await count(documents, self._settings.max_match_len)
@@ -52,7 +52,7 @@ class PriorLoads:
             )
             response.num_ngrams = table.num_ngrams
             yield response
-            # Closed at once when the caller hangs up, so that the store takes back what it has written so far.
+            # Closed at once when the caller hangs up, so that the store removes what it has written so far.
             async with aclosing(self._store.load_prior(corpus, documents, table)) as progress:
                 async for num_stored in progress:
                     if num_stored - response.num_stored_ngrams >= RESPONSE_EVERY_NGRAMS:

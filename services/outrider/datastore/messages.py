@@ -49,7 +49,7 @@ def lookup_command(request: pb.LookupRequest, before: Scope | None, settings: Da
 
     Args:
         request: A message of a stream.
-        before: Scope of the message before it on the stream, which holds if this one has none.
+        before: Scope of the previous message on the stream. Used if this message has none.
         settings: The server's limits and defaults.
 
     Raises:
@@ -67,7 +67,7 @@ def record_command(request: pb.RecordRequest, before: Scope | None, settings: Da
     check(scope.session_id != "", "scope.session_id", "set: tokens are recorded for a session", "''")
     check(request.base_len >= 0, "base_len", ">= 0", request.base_len)
     accepted: Sequence[TokenId] = request.accepted_token_ids
-    # A record without tokens is valid: it may bring refused drafts, or the end of the session.
+    # A record without tokens is valid: it may carry refused drafts, or end the session.
     if accepted:
         _check_tokens(accepted, "accepted_token_ids", settings.max_num_tokens, scope.vocab_size)
     return RecordCommand(
@@ -103,7 +103,7 @@ def managed_scope(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
     if caller is not None and caller.tenant not in ("", scope.tenant):  # a manager without a tenant manages all
         rule = "the caller's own: the prior of all tenants, and those of others, are not its to change"
         raise PermissionDenied(f"scope.tenant must be {caller.tenant!r}, {rule}, got {scope.tenant!r}")
-    # The message's own, since `scope_from` has put DEFAULT_TENANT in place of an empty one.
+    # The message's own tenant: `scope_from` has replaced an empty one by DEFAULT_TENANT.
     return replace(converted, tenant=scope.tenant)
 
 
@@ -119,7 +119,7 @@ def scope_from(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
     # Enums of proto3 are open: a number that this server does not know arrives as it was sent.
     is_known = scope.retrieval_scope in types_pb2.RetrievalScope.values()
     check(is_known, "scope.retrieval_scope", "a RetrievalScope", scope.retrieval_scope)
-    # 0 is UNSPECIFIED, which no member of our enum stands for.
+    # 0 is UNSPECIFIED, which our enum does not have.
     retrieval_scope = RetrievalScope(scope.retrieval_scope or RetrievalScope.SESSION.value)
     check(
         not scope.contribute or retrieval_scope is not RetrievalScope.SESSION,
@@ -143,7 +143,7 @@ def documents_from(request: pb.LoadPriorRequest, scope: Scope, settings: Datasto
     """Yields the documents of one message of a prior. Raises InvalidParameter."""
     for index, document in enumerate(request.documents):
         field, max_len = f"documents[{index}].token_ids", settings.max_document_len
-        # The length first: numpy raises an error of its own for the minimum of nothing.
+        # The length first: numpy raises an error of its own for the minimum of an empty array.
         _check_length(document.token_ids, field, max_len)
         token_ids = array("i", document.token_ids)
         # numpy finds both bounds of a million tokens in 0.4 ms; min() and max() would hold lookups up for 100 ms.
@@ -169,7 +169,7 @@ def _contexts(request: pb.LookupRequest, scope: Scope, settings: DatastoreSettin
     longest, max_len = max(settings.max_match_len, settings.max_ring_match_len), settings.max_context_len
     contexts: list[Sequence[TokenId]] = []
     for index, query in enumerate(queries):
-        # On the path of every lookup: the name of a field is only put together for a query that is refused.
+        # On the path of every lookup: the name of a field is only built for a query that is refused.
         if query.base_len < 0:
             check(False, f"queries[{index}].base_len", ">= 0", query.base_len)
         tokens = query.context_token_ids
@@ -241,7 +241,7 @@ def _is_below(token_ids: Sequence[int], vocab_size: int) -> bool:
 
 
 def may_see(tenant: str) -> bool:
-    """Returns True if the caller may know of what belongs to a tenant, or with ALL_TENANTS to all of them."""
+    """Returns True if the caller may see what belongs to a tenant, or to all tenants (ALL_TENANTS)."""
     caller = _limited_caller()
     if caller is None or tenant == ALL_TENANTS:
         return True
@@ -252,7 +252,7 @@ def may_see(tenant: str) -> bool:
 def _callers_scope(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
     """Converts a scope whose tokens the caller reads or writes. Raises PermissionDenied if they are another's.
 
-    The tenant comes from the credentials. What the message names counts for those alone who speak for all tenants.
+    The tenant comes from the credentials. The one in the message counts only for callers who speak for all tenants.
     """
     converted = scope_from(scope, settings)
     caller = _limited_caller()

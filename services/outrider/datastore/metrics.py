@@ -1,4 +1,4 @@
-"""Counts of what a replica has done, and the same numbers for Prometheus. `GetInfo` reads them, too."""
+"""Counts of a replica's work, and the same numbers for Prometheus. `GetInfo` reads them, too."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_metrics(
     statistics: ReplicaStatistics, rings: Sequence[HeldRing], num_redis_errors: int
 ) -> Iterator[Metric | HistogramMetric]:
     """Yields all metrics as they are now. Safe to call in any thread."""
-    # The dict has all tiers from the start: one that grew could not be walked through in another thread.
+    # The dict has all tiers from the start: another thread could not iterate over one that grows.
     health, tiers = statistics.health, {tier.name.lower(): counts for tier, counts in statistics.tiers.items()}
     yield build_info("datastore")
     yield _counter("lookups_total", "Contexts looked up.", statistics.num_lookups)

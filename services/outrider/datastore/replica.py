@@ -1,4 +1,5 @@
-"""One replica of the datastore: it answers from Redis, or while Redis is away from the priors and rings it holds."""
+"""One replica of the datastore: answers from Redis, or, while Redis is away, from the priors and rings that it
+holds."""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ from outrider.telemetry.tasks import end, keep_running
 log = structlog.get_logger(__name__)
 
 UPKEEP_S = 1.0
-"""Time between two refreshes of what is held here."""
+"""Time between two refreshes of the priors and rings held here."""
 EXISTENCE_S = 5.0
-"""Time for which a corpus that exists is believed to exist: a record need not ask Redis for it every time."""
+"""Time for which the existence of a corpus is cached: a record need not ask Redis every time."""
 MAX_NUM_EXISTING_CORPORA = 4096
-"""Most corpora that are believed to exist."""
+"""Most corpora whose existence is cached."""
 MAX_NUM_PRIOR_IDS = 1024
-"""Most priors that Redis is asked about in a refresh. Most may not exist: one is added with each new tenant."""
+"""Most priors that Redis is asked about in a refresh. Most of them may not exist: each new tenant adds one."""
 IN_USE_S = 60.0
-"""Time for which a prior that was looked up is not dropped for another's sake."""
+"""Time after a lookup in which a prior is not dropped to make room for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Replica:
         self._priors = HeldPriors(store, settings.max_match_len, settings.max_num_priors)
         self._max_ring_match_len = settings.max_ring_match_len
         self._existing: dict[CorpusId, float] = {}
-        """Times, by `time.monotonic`, until which corpora are believed to exist, for their tenants."""
+        """Times, by `time.monotonic`, until which the existence of corpora is cached, by corpus and tenant."""
         self._upkeep: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -106,7 +107,8 @@ class Replica:
             continuations = answer.continuations
         if Source.RING in limits.tiers and (ring := self.rings.ring_for(scope)) is not None:
             for index, context in enumerate(contexts):
-                # At equal length the n-gram tiers come first; a context that is no longer cannot match more.
+                # At equal match length the n-gram tiers win: the ring is asked only if the context is longer than their
+                # match.
                 if len(context) > continuations[index].match_len:
                     lengths = self._max_ring_match_len, limits.max_continuation_len
                     other = ring.lookup(context, *lengths, whole_runs=limits.whole_runs)
@@ -129,24 +131,24 @@ class Replica:
         scope, base_len = command.scope, command.base_len
         await self.check_exists(scope)
         position = end = base_len + len(command.accepted)
-        # The mere end of a session needs no record: `end_session` compares the position itself.
+        # A request that only ends a session needs no record: `end_session` compares the position itself.
         if command.accepted or command.rejections or not command.ends_session:
             position = await self.store.record(scope, base_len, command.accepted, command.rejections)
         if position >= base_len:  # else the whole request is sent again, and counts then
             self.statistics.add_accepted(command.accepted_by_tier)
-        # With a gap the session goes on: its caller sends what is missing, and the end again.
+        # With a gap the session goes on: its caller sends the missing tokens, and the end again.
         if command.ends_session and position == end:
             position = await self.store.end_session(scope, end)
         return position
 
     async def check_exists(self, scope: Scope) -> None:
-        """Raises CorpusNotFound for a corpus that the scope names and that is not there, or StoreUnavailable."""
+        """Raises CorpusNotFound if the corpus that the scope names does not exist, or StoreUnavailable."""
         if scope.corpus == DEFAULT_CORPUS:
             return
         corpus, now = scope.corpus_id(scope.tenant), time.monotonic()
         if self._existing.get(corpus, 0) > now:
             return
-        # Only existence is remembered: a corpus that is loaded now is found by the next request.
+        # Only existence is cached: a corpus that is loaded now is found by the next request.
         if not await self.store.corpus_exists(scope):
             raise CorpusNotFound(scope.tokenizer_hash, scope.corpus)
         while len(self._existing) >= MAX_NUM_EXISTING_CORPORA:
@@ -154,7 +156,7 @@ class Replica:
         self._existing[corpus] = now + EXISTENCE_S
 
     async def refresh(self) -> None:
-        """Reads the health of Redis and what has become of the priors held here, and drops idle rings."""
+        """Reads the health of Redis, updates the priors held here, and drops idle rings."""
         self.statistics.health = await self.store.health()
         with suppress(StoreUnavailable, StoreFull):
             await self._priors.refresh()
@@ -173,11 +175,12 @@ class _HeldPrior:
     """Time of the last use, by `time.monotonic`."""
     version: str | None = None
     tiers: LocalTiers | None = None
-    """Tiers with the prior alone. None means that it does not exist, was not read yet, or had to make room."""
+    """Tiers with the prior alone. None means that the prior does not exist, was not read yet, or was dropped to make
+    room."""
 
 
 class HeldPriors:
-    """Holds the priors that are looked up, each from its first lookup on. `refresh` brings them up to date."""
+    """Holds priors, each from its first lookup on. `refresh` updates them."""
 
     def __init__(self, store: RedisStore, max_match_len: int, max_num_priors: int) -> None:
         self._store = store
@@ -205,7 +208,7 @@ class HeldPriors:
         return [tiers.lookup(context, *lengths) for context in contexts]
 
     async def refresh(self) -> None:
-        """Reads the priors that were loaded or deleted since the last time. Raises StoreUnavailable."""
+        """Updates the priors that were loaded or deleted since the last call. Raises StoreUnavailable."""
         priors = list(self._priors.values())  # a copy: lookups change the dict while this waits for Redis
         if not priors:
             return
@@ -219,13 +222,14 @@ class HeldPriors:
                 held.version = prior.version if prior else None
 
     def _has_room_for(self, wanted: _HeldPrior) -> bool:
-        """Returns True if one more prior may be held, after dropping the one that is longest out of use."""
+        """Returns True if one more prior may be held, after dropping the least recently used one if necessary."""
         loaded = [held for held in self._priors.values() if held.tiers is not None and held is not wanted]
         if len(loaded) < self._max_num_priors:
             return True
         # There is one, as max_num_priors is at least 1, and `_priors` is in the order of the last lookup.
         oldest = loaded[0]
-        # Nor for one that is longer out of use: the two would be read and counted in turn, at every refresh.
+        # The oldest is not dropped for one that was used still earlier: the two would be read and counted in turn, at
+        # every refresh.
         if oldest.last_used >= wanted.last_used or time.monotonic() - oldest.last_used < IN_USE_S:
             return False
         oldest.version = oldest.tiers = None
@@ -235,6 +239,6 @@ class HeldPriors:
         try:
             return LocalTiers(self._max_match_len, await count(prior.documents, self._max_match_len, gives_way=True))
         except CountingFailed as error:
-            # Lookups in Redis go on. Its version is kept all the same, so that it is not tried again every second.
+            # Lookups in Redis go on. The version is kept nevertheless, so that it is not tried again every second.
             log.error("prior.not_held", error=str(error))
             return None

@@ -1,4 +1,4 @@
-"""The rings that this replica holds: each follows its stream in Redis, and is indexed again as it grows."""
+"""The rings that this replica holds. Each follows its stream in Redis, and is indexed again as it grows."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ log = structlog.get_logger(__name__)
 RETRY_S = 0.2
 """Time between two attempts to follow a stream."""
 IN_USE_S = 60.0
-"""Time for which a ring that was looked up is not dropped for another's sake: two must not push each other out in
-turn, as each would be read and indexed from its beginning every time."""
+"""Time after a lookup in which a ring is not dropped to make room for another. Two rings that displaced each other in
+turn would be read and indexed from their beginnings every time."""
 IDLE_S = 1800.0
-"""Time after which a ring is dropped that was not looked up."""
+"""Time without a lookup after which a ring is dropped."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldRing:
-    """A ring and what keeps it up to date."""
+    """A ring, and the task that keeps it up to date."""
 
     id: CorpusId
     ring: TokenRing
@@ -47,7 +47,7 @@ class HeldRing:
 
 
 class Rings:
-    """Holds the rings that are looked up, each from its first lookup on.
+    """Holds rings, each from its first lookup on.
 
     Owned by the event loop. Indexes are built in the background.
     """
@@ -125,7 +125,7 @@ class Rings:
             task.cancel()
 
     async def _follow(self, held: HeldRing, scope: Scope) -> None:
-        """Appends the documents of the stream, and resumes behind the last one when Redis is back."""
+        """Appends the documents of the stream, and resumes after the last one when Redis is back."""
         while True:
             with suppress(StoreUnavailable):
                 async for document in self._store.follow_ring(scope, held.last_entry_id):
@@ -133,7 +133,7 @@ class Rings:
                     held.ring.append(document.token_ids)
                     if held.ring.wants_build:
                         held.has_grown.set()
-                    # One read brings many documents at once: lookups are served between two of them.
+                    # One read brings many documents: lookups are served between two of them.
                     await asyncio.sleep(0)
             await asyncio.sleep(RETRY_S)
 
@@ -141,7 +141,7 @@ class Rings:
         """Builds an index whenever the ring wants one, and swaps it in."""
         while True:
             await held.has_grown.wait()
-            # Before the build: what grows while it runs sets the event again.
+            # Before the build: growth during it sets the event again.
             held.has_grown.clear()
             while held.ring.wants_build:
                 snapshot = held.ring.snapshot()

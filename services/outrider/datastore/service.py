@@ -14,7 +14,7 @@ from outrider.v1 import datastore_pb2_grpc
 
 
 class DatastoreService:
-    """Implements `outrider.server.run.Service` for one replica. It serves while Redis is away, too."""
+    """Implements `outrider.server.run.Service` for one replica. It also serves while Redis is away."""
 
     name = "outrider.v1.DatastoreService"
 
@@ -29,7 +29,7 @@ class DatastoreService:
         datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(self._servicer, server)
 
     async def load(self) -> None:
-        """Connects to Redis, if it is there."""
+        """Connects to Redis, if it is reachable."""
         await self._store.start()
         self._replica.start()
 
@@ -42,7 +42,7 @@ class DatastoreService:
         self._servicer.drain()
 
     def fault(self) -> str:
-        """Returns no fault, ever: a restart of this process would not bring Redis back."""
+        """Always returns no fault: a restart of this process would not bring Redis back."""
         return ""
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ _Request = TypeVar("_Request")
 
 
 class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
-    """Serves one replica. An RPC that fails for want of Redis leaves the server up: the next one tries again."""
+    """Serves one replica. An RPC that fails because Redis is away leaves the server up: the next one tries again."""
 
     def __init__(self, replica: Replica, settings: DatastoreSettings) -> None:
         self._replica = replica
@@ -61,7 +61,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                         results = map(messages.lookup_result, request.queries, answers.continuations)
                         response = pb.LookupResponse(results=results, is_local=answers.is_local)
                     if span.is_recorded:
-                        # Numbers, not tokens: a trace must not show what users have written.
+                        # Numbers, not tokens: a trace must not show the texts of users.
                         span.set_attributes(
                             {
                                 "outrider.session_id": scope.session_id,
@@ -70,7 +70,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                                 "outrider.is_local": response.is_local,
                             }
                         )
-                # Behind the span: a generator stands still here until gRPC has sent the response.
+                # After the span: a generator is suspended here until gRPC has sent the response.
                 yield response
 
     async def Record(
@@ -91,7 +91,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
         # The stubs know only generators; a method that writes to its context can put a deadline on each write.
-        # The stream does not age: on another one the caller would be sent everything again.
+        # The stream has no age limit: on a new one the caller would be sent everything again.
         with _errors_as_status(context), self._watching(), self._drainable(ages=False):
             scope = messages.watched_scope(request, self._settings)
             await self._replica.check_exists(scope)
@@ -103,7 +103,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         self, request_iterator: AsyncIterator[pb.LoadPriorRequest], context: Context
     ) -> AsyncIterator[pb.LoadPriorResponse]:
         with _errors_as_status(context):
-            # Not drainable: a load ends by itself, and one that is cut short has stored nothing.
+            # Not drainable: a load ends by itself, and one that is cut short stores nothing.
             self._check_serving()
             async with aclosing(self._loads.load(request_iterator)) as responses:
                 async for response in responses:
@@ -121,7 +121,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     async def DeleteCorpus(self, request: pb.DeleteCorpusRequest, context: Context) -> pb.DeleteCorpusResponse:
         with _errors_as_status(context):
             self._check_serving()
-            # With the default that other requests have, a field left empty would delete what all tenants use.
+            # With the default of other requests, an empty field would delete what all tenants use.
             check(request.scope.corpus != "", "scope.corpus", "set", "''")
             scope = messages.managed_scope(request.scope, self._settings)
             await self._store.delete_prior(scope.corpus_id(scope.tenant))
@@ -159,7 +159,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
 
     @contextmanager
     def _drainable(self, *, ages: bool = True) -> Iterator[DrainableStream]:
-        """Surrounds a stream that never ends by itself."""
+        """A context around a stream that never ends by itself."""
         self._check_serving()
         with self._streams.open(ages=ages) as stream:
             yield stream
@@ -177,7 +177,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
 
 @contextmanager
 def _errors_as_status(context: Context) -> Iterator[None]:
-    """Turns what the body raises, errors of the store among it, into the status of the call."""
+    """Turns what the body raises, including errors of the store, into the status of the call."""
     with rpc_errors(context):
         try:
             yield

@@ -1,4 +1,4 @@
-"""Values that the parts of the datastore exchange: whose tokens, what to look up or to record, and what was found.
+"""Values that the parts of the datastore exchange: scopes, commands to look up or to record, and answers.
 
 The tiers and their order are those of `outrider.core.retrieval.tiers.LocalTiers`.
 """
@@ -14,7 +14,7 @@ from outrider.security.callers import DEFAULT_TENANT
 
 DEFAULT_CORPUS = "default"
 ALL_TENANTS = ""
-"""Stands in place of a tenant for what all tenants share."""
+"""Used in place of a tenant for what all tenants share."""
 
 NGRAM_TIERS = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED)
 """Tiers of n-grams in the order of a lookup."""
@@ -26,7 +26,7 @@ class StoreUnavailable(Exception):
 
 
 class StoreFull(Exception):
-    """Redis has no memory left for a write. What it holds is still there."""
+    """Redis has no memory left for a write. Its data are still there."""
 
 
 class CorpusNotFound(Exception):
@@ -38,7 +38,7 @@ class CorpusNotFound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CorpusId:
-    """Names what is kept once for a corpus and a tenant: a prior, or a ring."""
+    """Names a prior or a ring, which is kept once for a corpus and a tenant."""
 
     tokenizer_hash: str
     corpus: str
@@ -71,7 +71,7 @@ class Scope:
 
     @property
     def corpus_ids(self) -> tuple[CorpusId, CorpusId]:
-        """The tenant's own corpus, which comes first where both exist, and that of all tenants."""
+        """The tenant's own corpus, which takes precedence if both exist, and that of all tenants."""
         return self.corpus_id(self.tenant), self.corpus_id(ALL_TENANTS)
 
 
@@ -86,7 +86,7 @@ class Limits:
     tiers: frozenset[Source] = frozenset(TIERS)
     """Tiers to search."""
     whole_runs: bool = False
-    """Has the ring compare continuations as a whole."""
+    """True if the ring compares continuations as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class LookupCommand:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Drafted tokens, the first of which the target refused. No list is empty."""
+    """Drafted tokens, of which the target refused the first. No list is empty."""
 
     context: Sequence[TokenId]
     """The last tokens before the refused one, oldest first."""
@@ -153,7 +153,8 @@ class CorpusInfo:
 
 @dataclass(frozen=True, slots=True)
 class PriorChange:
-    """Announces that a prior of the scope may have been loaded or deleted. Also sent when nothing came for a while."""
+    """Announces that a prior of the scope may have been loaded or deleted. Also yielded when nothing came for a
+    while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class SharedRun:
     """Tokens that were added to a shared tier."""
 
     context: Sequence[TokenId]
-    """The last tokens of the same stream before them, as far as n-grams reach."""
+    """The tokens of the same stream before them, as many as n-grams reach back."""
     token_ids: Sequence[TokenId]
 
 
@@ -170,7 +171,7 @@ class RingDocument:
     """Tokens of a session that has ended."""
 
     entry_id: str
-    """Place in the ring's stream: a follower resumes behind it."""
+    """Position in the ring's stream: a follower resumes after it."""
     token_ids: Sequence[TokenId]
 
 
@@ -185,4 +186,4 @@ class Health:
     """0 means no limit."""
     num_evicted_keys: int = 0
     problem: str = ""
-    """The reason for which it cannot be used now. Empty means that it can."""
+    """Why it cannot be used now. Empty means that it can."""

@@ -1,4 +1,4 @@
-"""Messages of a Watch stream: a scope's prior and shared tier, first what there is, then what changes."""
+"""Messages of a Watch stream: a scope's prior and shared tier, first their content, then changes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PRIOR_PIECE_TOKENS = 16_384
 
 
 async def watch(store: RedisStore, scope: Scope) -> AsyncGenerator[pb.WatchResponse, None]:
-    """Yields everything that a watcher is sent. Never ends by itself. Raises StoreUnavailable."""
+    """Yields all messages to a watcher. Never ends by itself. Raises StoreUnavailable."""
     sent_version: str | None = "none sent yet"  # differs from every version, and from None
     async for change in store.follow(scope):
         if not isinstance(change, PriorChange):
             yield pb.WatchResponse(shared=pb.SharedRun(context_token_ids=change.context, token_ids=change.token_ids))
             continue
-        # The prior as it is now: several changes in a row are sent as one, and a change behind the tenant's own prior
-        # is not sent at all.
+        # The current prior: several changes in a row are sent as one, and a change to a prior that the tenant's own
+        # hides is not sent at all.
         prior = await _current_prior(store, scope, sent_version)
         if (version := prior.version if prior else None) != sent_version:
             sent_version = version
@@ -36,7 +36,7 @@ async def _current_prior(store: RedisStore, scope: Scope, sent_version: str | No
     for corpus, version in zip(scope.corpus_ids, versions, strict=True):
         if version is not None and version == sent_version:
             return Prior(version, ())
-        # A prior that was deleted since its version was read comes back as None: then the next one counts.
+        # A prior that was deleted after its version was read comes back as None: the next one then counts.
         if version is not None and (prior := await store.read_prior(corpus)):
             return prior
     return None
@@ -49,7 +49,7 @@ def pieces_of(documents: Sequence[Sequence[TokenId]]) -> Iterator[pb.PriorPiece]
     for document in documents:
         for start in range(0, len(document), PRIOR_PIECE_TOKENS):
             part = document[start : start + PRIOR_PIECE_TOKENS]
-            # A full piece is yielded only when more comes: until then it may be the last one, which is marked.
+            # A full piece is yielded only when more follows: until then it may be the last one, which is marked.
             if num_tokens and num_tokens + len(part) > PRIOR_PIECE_TOKENS:
                 piece.is_open = start > 0  # the part that comes next is not the first of its document
                 yield piece

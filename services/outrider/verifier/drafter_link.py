@@ -39,7 +39,7 @@ class Link(Enum):
     """The state of a session's drafter."""
 
     ABSENT = "absent"
-    """The session has none, and gets none: its method wants no drafts, or nobody makes any."""
+    """The session has none, and gets none: its method wants no drafts, or there is no drafter."""
     PENDING = "pending"
     """Drafts are wanted, and it has not answered since: its stream opens, or it reads the text that it has missed."""
     LIVE = "live"

@@ -1,4 +1,4 @@
-"""The address of Redis: a server, or wherever Sentinels say that the primary of a service is now."""
+"""The address of Redis: a server, or the current primary of a service according to its Sentinels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from outrider.security.addresses import sentinel_url
 
 SENTINEL_PREFIX = "sentinel_"
-"""Before the options of a URL that are for the Sentinels, such as their password."""
+"""Prefix of a URL's options for the Sentinels, such as their password."""
 
 
 class RedisAddress:
@@ -35,12 +35,12 @@ class RedisAddress:
             # `RedisClient` reads exactly one reply for each command of a lookup.
             "protocol": 2,
             "socket_connect_timeout": timeout_s,
-            # The default retries several times and waits in between. Callers go on without an answer, or ask again.
+            # The default retries several times, with pauses. Callers go on without an answer, or ask again.
             "retry": Retry(NoBackoff(), 0),
         }
         self._url = url
         self.num_steps = 1
-        """Servers that may have to be tried, one after the other, before Redis is connected to."""
+        """Most servers that may be tried, one after the other, before Redis is reached."""
         if (found := sentinel_url(url)) is not None:
             self._service, self.num_steps = found.service, 1 + len(found.sentinels)
             self._sentinel = self._sentinel_of(found.sentinels, found.primary, timeout_s)
@@ -65,8 +65,8 @@ class RedisAddress:
 
     def _sentinel_of(self, sentinels: tuple[tuple[str, int], ...], primary: str, timeout_s: float) -> Sentinel:
         of_primary: dict[str, Any] = dict(parse_url(primary))
-        del of_primary["host"]  # of no machine
-        # A client of one server is told of TLS by the class of its connections, which Sentinel has its own for.
+        del of_primary["host"]  # not that of a machine
+        # A client of one server learns of TLS from the class of its connections; Sentinel has its own class.
         if of_primary.pop("connection_class", None) is not None:
             of_primary["ssl"] = True
         of_sentinels = {name: value for name, value in of_primary.items() if name.startswith("ssl")}

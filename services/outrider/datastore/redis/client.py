@@ -1,11 +1,11 @@
-"""A client of Redis for callers that must not wait: it installs the Functions, and fails at once while Redis is away.
+"""A client of Redis for callers that must not wait: installs the Functions, and fails at once while Redis is away.
 
-redis-py connects, signs in, encrypts and pools. What it lacks is added here. A lookup is worth something for a few
-milliseconds only, so callers must know beforehand that Redis does not answer: a monitor calls the Functions from time
-to time. By that it also finds the Redis that answers and is of no use: a primary that became a replica, one that loads
-its data or cannot write them down, one whose rules forbid the Functions. Its connections are closed, as others may lead
-to another server, and writes fail at once until one of them works.
-And a Redis that came back empty, or was replaced, has lost the Functions: they are loaded again where they are missed.
+redis-py connects, signs in, encrypts and pools. This module adds the rest. A lookup is useful for a few milliseconds
+only, so callers must know beforehand that Redis does not answer: a monitor calls the Functions from time to time. The
+monitor also finds a Redis that answers but is unusable: a primary that became a replica, one that loads its data or
+cannot save them, one whose rules forbid the Functions. Its connections are closed, as new ones may lead to another
+server, and writes fail at once until one works. A Redis that came back empty, or was replaced, has lost the Functions:
+they are loaded again when a call misses them.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ log = structlog.get_logger(__name__)
 
 Command = Sequence[str | bytes | int]
 Reply = Any
-"""bytes, int, None, or a list of these; for commands that redis-py knows, what it makes of them."""
+"""bytes, int, None, or a list of these; for commands that redis-py knows, its own conversion."""
 
 RETRY_S = 0.2
 """Time between two attempts to reach a Redis that is away."""
 CHECK_S = 1.0
 """Time between two checks of a Redis that answers."""
 GARBLED = (AttributeError, IndexError, KeyError, TypeError, ValueError, struct.error, zlib.error)
-"""Raised by redis-py, and by what reads replies, for a reply of another shape than the command has."""
+"""Raised by redis-py, and by the code that reads replies, for a reply of an unexpected shape."""
 MAX_SMALL_LOOKUPS_UNDER_WAY = 4
 MAX_LARGE_LOOKUPS_UNDER_WAY = 1
-"""Lookups that Redis is sent before it has answered; a large one, of several commands, keeps it busy for up to two
+"""Most large lookups that are sent to Redis before it has answered: one of several commands keeps it busy for up to two
 milliseconds. The others wait here, where their timeouts do not run yet: only a slow Redis makes a lookup late, not the
 queue in front of it."""
 MAX_LOOKUPS_WAITING = 32
 """Lookups beyond this number fail at once: their answers would come too late."""
 NUM_ATTEMPTS_WHEN_FULL = 5
 RETRY_WHEN_FULL_S = 0.02
-"""Time until a refused write is tried again. Redis frees what it evicts a little later, in a thread."""
+"""Time until a refused write is tried again. Redis frees evicted memory a little later, in a thread."""
 
 
 class RedisClient:
@@ -74,8 +74,8 @@ class RedisClient:
         self._address = RedisAddress(url, timeout_s)
         self._check_timeout_s = timeout_s * self._address.num_steps
         self._redis = self._address.client(timeout_s)
-        # Its sockets have no timeout: a blocking read takes longer than any other command, a lookup must take less.
-        # Both are limited as a whole, connecting included.
+        # Its sockets have no timeout: a blocking read takes longer than any other command, and a lookup must take less.
+        # Both are limited as a whole, including connecting.
         self._untimed = self._address.client(None)
         self._lookup_connections: list[Any] = []
         """Connections of `_untimed` that no lookup uses now."""
@@ -83,10 +83,10 @@ class RedisClient:
         self._memory_budget_bytes = memory_budget_bytes
         self._functions = resources.files(__package__).joinpath("ngrams.lua").read_text()
         self._monitor: asyncio.Task[None] | None = None
-        # True at first, and for ever in a client that is not started: only a monitor could set it again.
+        # True at first, and always in a client that is not started: only a monitor could set it again.
         self._is_up = True
         self.problem = ""
-        """The reason for which Redis was of no use when the monitor last looked. Empty means that all works."""
+        """Why Redis was unusable when the monitor last checked. Empty means that it works."""
         self._garbled: set[type[Exception]] = set()
         """Kinds of replies that could not be understood: the log has a line for each."""
         self._has_refused_budget = False
@@ -100,7 +100,7 @@ class RedisClient:
         """Calls that have failed."""
 
     async def start(self) -> None:
-        """Prepares Redis if it is there, and from now on whenever it is back."""
+        """Prepares Redis if it is reachable, and from now on whenever it is back."""
         if self._monitor is None:
             has_checked = asyncio.Event()
             self._monitor = keep_running("redis", partial(self._watch_over, has_checked))
@@ -111,7 +111,7 @@ class RedisClient:
         if self._monitor is not None:
             await end(self._monitor)
             self._monitor = None
-        # To the pool these connections are in use. Its end disconnects such connections, too.
+        # The pool regards these connections as in use. Closing it disconnects them, too.
         self._lookup_connections.clear()
         await self._redis.aclose()
         await self._untimed.aclose()
@@ -120,7 +120,7 @@ class RedisClient:
     async def look_up(self, commands: Sequence[Command]) -> list[Reply]:
         """Calls read-only Functions in one round trip.
 
-        Fails at once where the replies cannot come in time: within the lookup timeout for each command.
+        Fails at once if the replies cannot come in time: within the lookup timeout for each command.
         """
         if not self._is_up or self._num_lookups_waiting >= MAX_LOOKUPS_WAITING:
             raise self.unavailable("too much is waiting for it" if self._is_up else "it does not answer")
@@ -132,18 +132,18 @@ class RedisClient:
             self._num_lookups_waiting -= 1
 
     async def _look_up_now(self, commands: Sequence[Command]) -> list[Reply]:
-        if not self._is_up:  # a lookup in front of this one has found out
+        if not self._is_up:  # an earlier lookup has found out
             raise self.unavailable("it does not answer")
         try:
             with self._traced(commands):
-                # The setting is for one command of CONTEXTS_PER_CALL contexts, and Redis works them off in turn.
+                # The setting is for one command of CONTEXTS_PER_CALL contexts, and Redis runs them in turn.
                 async with asyncio.timeout(self._lookup_timeout_s * len(commands)):
                     return await self._execute(commands, self._exchange)
         except TimeoutError:
             error = self.unavailable("it did not answer in time")
         except StoreUnavailable as failure:
             error = failure
-        if self._monitor is not None:  # without a monitor, nothing would ever set it again
+        if self._monitor is not None:  # without a monitor, nothing would set it again
             self._is_up = False
             self._check_requested.set()
         raise error
@@ -156,14 +156,14 @@ class RedisClient:
     async def call_all(self, commands: Sequence[Command], *, is_transaction: bool = False) -> list[Reply]:
         """Sends several commands in one round trip.
 
-        If one is refused, the others may have been done. In a transaction Redis does nothing else between them.
+        If one is refused, the others may have run. In a transaction Redis runs nothing else between them.
         """
         if self.problem:
-            raise self.unavailable(self.problem)  # the monitor is trying: its callers need not wait for it one by one
+            raise self.unavailable(self.problem)  # the monitor is trying: callers need not wait one by one
         send = partial(self._send, is_transaction=is_transaction)
         with self._traced(commands):
-            # To send everything again is harmless: Redis refuses a call before its first write, and pipelines hold
-            # only commands that may be repeated (HSET, EXPIRE, SADD, SREM, reads) beside it.
+            # Sending everything again is harmless: Redis refuses a call before its first write, and the other commands
+            # of a pipeline may be repeated (HSET, EXPIRE, SADD, SREM, reads).
             for _ in range(NUM_ATTEMPTS_WHEN_FULL - 1):
                 try:
                     return await self._execute(commands, send)
@@ -184,7 +184,7 @@ class RedisClient:
 
     @contextmanager
     def errors_translated(self) -> Iterator[None]:
-        """Raises StoreUnavailable or StoreFull for what redis-py, or the reading of a reply, raises in the body."""
+        """Raises StoreUnavailable or StoreFull for what redis-py, or reading a reply, raises in the body."""
         try:
             yield
         # The order matters: the first two are RedisErrors as well, and TimeoutError is an OSError.
@@ -198,7 +198,7 @@ class RedisClient:
                 self._is_prepared = False  # another server may be there when it is back
             raise self.unavailable(_text_of(error)) from error
         except GARBLED as error:
-            self._is_prepared = False  # the Functions may be others
+            self._is_prepared = False  # the Functions may have changed
             reason = f"a reply of it cannot be understood ({error!r})"
             if type(error) not in self._garbled:
                 self._garbled.add(type(error))
@@ -206,10 +206,9 @@ class RedisClient:
             raise self.unavailable(reason) from error
 
     def _traced(self, commands: Sequence[Command]) -> Span:
-        """Returns the span of commands, if the work that they belong to is recorded.
-
-        It has their names, not their arguments: those are the texts of users. The instrumentation of redis-py would
-        not see lookups, which go past its commands.
+        """Returns the span of commands, if the work that they belong to is recorded. It has their names, not their
+        arguments: those are the texts of users. The instrumentation of redis-py would not see lookups, which bypass its
+        commands.
         """
         span = current_span()
         if not span.is_recorded:
@@ -226,7 +225,7 @@ class RedisClient:
     async def _execute(
         self, commands: Sequence[Command], send: Callable[[Sequence[Command]], Awaitable[list[Reply]]]
     ) -> list[Reply]:
-        """Sends commands, and the Functions before them if they are not there."""
+        """Sends commands, and loads the Functions before them if they are missing."""
         with self.errors_translated():
             if not self._is_prepared:
                 await self._prepare()
@@ -251,7 +250,7 @@ class RedisClient:
     async def _exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Sends the commands of a lookup over a connection that is kept, and reads as many replies.
 
-        The pool and the pipeline of redis-py take longer than Redis takes for a lookup.
+        The pool and the pipeline of redis-py take longer than Redis itself for a lookup.
         """
         pool = self._untimed.connection_pool
         connection = self._lookup_connections.pop() if self._lookup_connections else await pool.get_connection()
@@ -265,13 +264,13 @@ class RedisClient:
             if is_usable:
                 self._lookup_connections.append(connection)
             else:
-                # After a timeout its replies still come: the next lookup would take them for its own, as it
-                # would those behind an error reply, at which the loop above stops.
+                # After a timeout its replies still come, and so do those after an error reply, at which the loop above
+                # stops: the next lookup would take them for its own.
                 await connection.disconnect(nowait=True)
                 await pool.release(connection)
 
     async def _prepare(self, *, again: bool = False) -> None:
-        """Configures a Redis that was not seen before, or was away."""
+        """Configures a Redis that is new, or was away."""
         async with self._prepare_lock:
             if again or not self._is_prepared:
                 await self._refuse_cluster()
@@ -283,7 +282,7 @@ class RedisClient:
         try:
             info = await self._redis.info("cluster")
         except NoPermissionError:
-            return  # its rules forbid to ask
+            return  # its rules forbid asking
         if info.get("cluster_enabled"):
             raise RedisConnectionError("it is a node of a Redis Cluster, of which a prior and its index need one slot")
 
@@ -298,7 +297,7 @@ class RedisClient:
     async def _set_memory_budget(self) -> None:
         if not self._memory_budget_bytes:
             return
-        # volatile-lfu evicts keys that expire alone, and everything but the priors does.
+        # volatile-lfu evicts only keys that expire, and everything but the priors does.
         wanted = {"maxmemory": self._memory_budget_bytes, "maxmemory-policy": "volatile-lfu"}
         try:
             for name, value in wanted.items():
@@ -311,26 +310,26 @@ class RedisClient:
             log.warning("redis.budget_refused", address=str(self._address), error=str(error), configure=rule)
 
     async def _watch_over(self, has_checked: asyncio.Event) -> None:
-        """Checks again and again that Redis can be used, and prepares it when it is back."""
+        """Checks repeatedly that Redis can be used, and prepares it when it is back."""
         was_usable: bool | None = None  # not known yet, so that a failure of the first check is logged, too
         while True:
-            # True unless Redis is away. One that says no will not say yes sooner than the next check would find out.
+            # True unless Redis is away. One that refuses is not retried faster than by the usual check.
             has_answered = True
             try:
                 if was_usable is False:
-                    # It may be another server, or its Functions were replaced. Lookups that work go on meanwhile.
+                    # It may be another server, or its Functions were replaced. Working lookups go on meanwhile.
                     with self.errors_translated():
                         await self._prepare(again=True)
                 await self._check()
                 if was_usable is False:
-                    # Other connections may still lead to a server that is of no use.
+                    # Other connections may still lead to an unusable server.
                     await self._disconnect(everything=True)
                     await self._check()
                 if not was_usable:
                     log.info("redis.connected", address=str(self._address))
                 self._is_up, self.problem, was_usable = True, "", True
             except (StoreUnavailable, StoreFull) as error:
-                # The cause alone: `unavailable` will put the address in front of it again.
+                # The cause alone: `unavailable` prefixes the address again.
                 self.problem = _text_of(error.__cause__ or error)
                 has_answered = isinstance(error.__cause__, (ResponseError, *GARBLED))
                 if was_usable is not False:
@@ -351,10 +350,10 @@ class RedisClient:
                 continue
 
     async def _check(self) -> None:
-        """Calls Functions as lookups and records do. Raises StoreUnavailable, and tells lookups whether theirs work."""
+        """Calls Functions as lookups and records do. Raises StoreUnavailable, and records whether lookups work."""
         is_up = False
         try:
-            # As a lookup is sent, so that there is a connection for the first one.
+            # Sent like a lookup, so that there is a connection for the first one.
             [found] = await self._execute([layout.LOOKUP_CHECK], self._exchange_in_time)
             self._compare(found, layout.LOOKUP_CHECK_REPLY)
             is_up = True
@@ -382,20 +381,20 @@ class RedisClient:
                 await connection.disconnect(nowait=True)
                 await self._untimed.connection_pool.release(connection)
             await self._redis.connection_pool.disconnect(inuse_connections=everything)
-            if everything:  # else not: a lookup may take a connection out of the pool while that still closes it
+            if everything:  # otherwise a lookup could take a connection out of the pool while it is still being closed
                 await self._untimed.connection_pool.disconnect()
 
 
 def _text_of(error: BaseException) -> str:
-    """Returns the words of an error, with the name that Redis gives it: redis-py cuts that off."""
-    if isinstance(error, MasterNotFoundError):  # which lists how each Sentinel was asked
+    """Returns the message of an error, with the error code of Redis, which redis-py cuts off."""
+    if isinstance(error, MasterNotFoundError):  # its message lists how each Sentinel was asked
         return "no Sentinel that answers knows a primary of that name"
     code = getattr(error, "status_code", None)
     return f"{code} {error}" if code else str(error) or type(error).__name__
 
 
 def _leaves(reply: Reply) -> list[object]:
-    """Returns everything in a nested reply, whose shape differs between Redis and Valkey, and their versions."""
+    """Returns the leaves of a nested reply, whose shape differs between Redis and Valkey, and their versions."""
     if isinstance(reply, dict):
         reply = [*reply.keys(), *reply.values()]
     return [leaf for item in reply for leaf in _leaves(item)] if isinstance(reply, list) else [reply]

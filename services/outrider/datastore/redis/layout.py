@@ -1,8 +1,8 @@
-"""The layout of the data in Redis: keys, fields and values. Nothing else knows it but ngrams.lua.
+"""The layout of the data in Redis: keys, fields and values. Only ngrams.lua knows it, too.
 
 Names (T tokenizer, C corpus, X tenant, S session) are percent-encoded, so that none can reach into another's scope.
-Every key begins with `outrider:2:{T:C}:`, but for the last one, which is why a Redis Cluster will not do: a load writes
-that one and its prior in one transaction, and they would be on two servers.
+Every key but the last one begins with `outrider:2:{T:C}:`. The last one rules out a Redis Cluster: a load writes it and
+its prior in one transaction, and they would be on two servers.
 
     key                        type    lives   content
     prior:X                    hash    always  n-gram -> followers. X is empty for the prior of all tenants
@@ -24,11 +24,11 @@ that one and its prior in one transaction, and they would be on two servers.
 the policy volatile-lfu evicts keys that expire, the least used first, and never a key that does not.
 
 Token ids are 4 bytes, counts are 4 bytes, both little-endian. An n-gram is its tokens. Followers are token id and
-count, the most counted first, then the latest. An entry of a ring has the number of tokens that were ever added as
-`end`, itself included: the tokens of a ring are the end of its last entry less the beginning of its first. A document
-of more than RING_ENTRY_TOKENS is several entries, all but the last `open`.
+count, the most counted first, then the latest. The `end` of a ring's entry is the number of tokens that were ever
+added, itself included: the number of tokens in a ring is the end of its last entry less the beginning of its first. A
+document of more than RING_ENTRY_TOKENS is several entries, all but the last `open`.
 
-The number in the names is the version of layout and Functions: servers of two versions can share a Redis.
+The number in the names is the version of the layout and the Functions: servers of two versions can share a Redis.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ROOT = "outrider:2:"
 CORPORA = ROOT + "corpora"
 LIBRARY = "outrider_ngrams_3"
 
-# Redis serves no other caller during a command or a call of a Function: these bound how long it takes.
+# Redis serves no other caller during a command or a Function call: these limits bound its duration.
 TOKENS_PER_CALL = 64
 """Tokens learned in one call."""
 REJECTIONS_PER_CALL = 16
@@ -64,7 +64,7 @@ FIELDS_PER_CALL = 512
 RING_ENTRY_TOKENS = 65_536
 """Most tokens in one entry of a ring."""
 LOADING_TTL_S = 600
-"""Time after which a prior is gone whose loading stopped halfway."""
+"""Time after which a prior whose loading stopped halfway is deleted."""
 NUM_PRIOR_CHANGES = 16
 """Entries kept of a prior's changes."""
 
@@ -87,7 +87,7 @@ class SessionKeys(NamedTuple):
 
 
 class SharedKeys(NamedTuple):
-    """Keys of what the sessions of a tenant, or of all tenants, share."""
+    """Keys of the data that the sessions of a tenant, or of all tenants, share."""
 
     ngrams: str
     changes: str
@@ -142,11 +142,11 @@ def corpus_entry(corpus: CorpusId) -> str:
 
 def corpus_of(entry: bytes) -> CorpusId:
     """Returns the prior that a member of `corpora` names."""
-    # Three parts whatever the names contain: a colon in one of them is percent-encoded.
+    # Always three parts: a colon in a name is percent-encoded.
     return CorpusId(*(unquote(part) for part in entry.decode().split(":")))
 
 
-# Asked to find out whether lookups and records work: the second counts as a write, and writes nothing.
+# Called to find out whether lookups and records work: the second counts as a write, and writes nothing.
 CHECK = ROOT + "check"
 """A key that never exists."""
 LOOKUP_CHECK = ("FCALL_RO", "outrider_lookup_3", 2, CHECK, CHECK, "00", 1, 1, 1, "00")
@@ -197,7 +197,7 @@ NUM_HEADER_BYTES = 3 + len(FANOUT)
 
 
 def position_from(reply: int) -> int:
-    """Returns the position of a session, as the Functions that write reply it. Raises ValueError for what is none."""
+    """Returns the position of a session, as the Functions that write reply it. Raises ValueError for an invalid one."""
     if not 0 <= reply <= MAX_NUMBER:
         raise ValueError(f"a position is {reply}")
     return reply
@@ -225,6 +225,6 @@ def _parent_offsets(chain_len: int, num_alternatives: bytes) -> tuple[int, ...]:
     offsets = [min(index, 1) for index in range(chain_len)]
     for depth, number in enumerate(num_alternatives):
         for _ in range(number):
-            # Nodes count from 1: this is the next one, and its parent node number `depth` of the chain, or none at all.
+            # Nodes count from 1: this is the next one. Its parent is node number `depth` of the chain, or none.
             offsets.append(len(offsets) + 1 - depth if depth else 0)
     return tuple(offsets)

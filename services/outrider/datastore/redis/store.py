@@ -1,7 +1,7 @@
 """The tiers in Redis or Valkey, 7.0 or later. `layout` has the keys and values, ngrams.lua what Redis computes itself.
 
-Redis runs one command at a time, and a Function call is one command: while it runs, every other caller waits. So long
-work is cut into calls of bounded length (the `..._PER_CALL` of `layout`):
+Redis runs one command at a time, and a Function call is one command: while it runs, every other caller waits. Long work
+is therefore cut into calls of bounded length (the `..._PER_CALL` of `layout`):
 
 - A lookup of up to CONTEXTS_PER_CALL contexts is one call; several calls share one round trip.
 - A record is one call for every TOKENS_PER_CALL tokens, one round trip each.
@@ -73,7 +73,7 @@ class RedisStore:
         )
 
     async def start(self) -> None:
-        """Connects if Redis is there, and again whenever it is back."""
+        """Connects if Redis is reachable, and again whenever it is back."""
         await self._client.start()
 
     async def close(self) -> None:
@@ -82,7 +82,7 @@ class RedisStore:
 
     @property
     def num_errors(self) -> int:
-        """Calls that Redis has not answered, or has refused."""
+        """Calls that Redis did not answer, or refused."""
         return self._client.num_errors
 
     async def health(self) -> Health:
@@ -90,7 +90,7 @@ class RedisStore:
         try:
             with self._client.errors_translated():
                 info = await self._client.call("INFO")
-                # Valkey reports a `redis_version` as well, for clients that know no other: its own is next to it.
+                # Valkey also reports a `redis_version`, for compatibility, next to its own version.
                 product = info.get("server_name", "redis")
                 version = info.get(f"{product}_version") or info["redis_version"]
                 used, limit, num_evicted = (int(info[name]) for name in ("used_memory", "maxmemory", "evicted_keys"))
@@ -122,22 +122,22 @@ class RedisStore:
     ) -> int:
         """Adds the session's tokens from position base_len on, and its refused drafts.
 
-        Tokens that are there already are not added again, and refused drafts that come with such tokens alone are not
-        either: a request that is sent twice counts once.
+        Tokens that are there already are not added again, nor are refused drafts that come only with such tokens: a
+        request that is sent twice counts once.
 
         Returns:
             The session's position afterwards. If it is less than base_len, there was a gap, and nothing is stored.
         """
         head, limits = _record_head(scope), self._record_limits
-        # An empty range is false. There is one call even without tokens and drafts: its reply is the position.
+        # An empty range is falsy. There is one call even without tokens and drafts: its reply is the position.
         starts = range(0, len(accepted), layout.TOKENS_PER_CALL) or range(1)
         firsts = range(0, len(rejections), layout.REJECTIONS_PER_CALL) or range(1)
-        # One call after the other, not a pipeline: Redis works a pipeline off in one go, and lookups wait behind it.
-        # Calls for further drafts begin where the tokens end, and so carry none.
+        # One call after the other, not a pipeline: Redis would run a pipeline at one go, while lookups wait. Calls for
+        # further drafts begin where the tokens end, and so carry none.
         for number, start in enumerate((*starts, *([len(accepted)] * (len(firsts) - 1)))):
             tokens = accepted[start : start + layout.TOKENS_PER_CALL]
-            # Refused drafts come with the last tokens, and after them. If the request is cut off before, the tokens
-            # that are missing show that it has to be sent again; the drafts alone would leave no trace.
+            # Refused drafts come with the last tokens, and after them. If the request is cut off before, the missing
+            # tokens show that it has to be sent again; missing drafts would not show.
             first = (number + 1 - len(starts)) * layout.REJECTIONS_PER_CALL
             refused = rejections[first : first + layout.REJECTIONS_PER_CALL] if first >= 0 else ()
             runs = (tokens, *(run for r in refused for run in (r.context, r.rejected)))
@@ -184,10 +184,10 @@ class RedisStore:
     async def load_prior(
         self, corpus: CorpusId, documents: Sequence[Sequence[TokenId]], table: PriorTable
     ) -> AsyncGenerator[int, None]:
-        """Puts a prior in the place of the one of that name, and yields from time to time how many n-grams are stored.
+        """Replaces the prior of that name, and yields from time to time the number of n-grams stored.
 
         The prior is in use when the iterator ends. If anything is raised, or the caller closes the iterator halfway,
-        the former prior stays and nothing of the new one does.
+        the former prior stays, and the new one is discarded.
 
         Args:
             corpus: Name of the prior.
@@ -208,8 +208,8 @@ class RedisStore:
             num_tokens, version = sum(map(len, documents)), uuid.uuid4().hex
             numbers = (table.num_ngrams, num_tokens, version, layout.NUM_PRIOR_CHANGES)
             switch = ("FCALL", "outrider_switch_prior_3", len(keys), *keys, *numbers)
-            # In one transaction: the index may name what does not exist, but must never lack what does, and a deletion
-            # could come in between. Not in the Function itself, whose keys must share a slot.
+            # In one transaction: the index may name a prior that does not exist, but must never lack one that does, and
+            # a deletion could come in between. Not in the Function itself, whose keys must share a slot.
             add = ("SADD", layout.CORPORA, layout.corpus_entry(corpus))
             with client.errors_translated():
                 is_there, _ = await client.call_all([switch, add], is_transaction=True)
@@ -227,8 +227,8 @@ class RedisStore:
         keys = layout.prior_keys(corpus)
         ttl_s = self._settings.shared_ttl_s
         delete = ("FCALL", "outrider_delete_prior_3", len(keys), *keys, ttl_s)
-        # In this order: what a load puts there in between is deleted as well, behind the Function it would lose its
-        # entry alone. Not as a transaction, which a full Redis refuses.
+        # In this order: a prior that is loaded in between is deleted as well. After the Function, it would lose only
+        # its entry. Not as a transaction, which a full Redis refuses.
         with self._client.errors_translated():
             _, was_there = await self._client.call_all([("SREM", layout.CORPORA, layout.corpus_entry(corpus)), delete])
         if not was_there:
@@ -261,7 +261,7 @@ class RedisStore:
         prior = layout.prior_key(corpus)
         commands = (("HGET", prior + ":info", "version"), ("GET", prior + ":documents"))
         with self._client.errors_translated():
-            # As one transaction, or a load in between would pair the old version with the new documents.
+            # In one transaction: a load in between would pair the old version with the new documents.
             version, packed = await self._client.call_all(commands, is_transaction=True)
             if not version or packed is None:
                 return None
@@ -270,7 +270,7 @@ class RedisStore:
     # Streams ----------------------------------------------------------------------------------------------------------
 
     async def follow(self, scope: Scope) -> AsyncGenerator[PriorChange | SharedRun, None]:
-        """Yields changes of the scope's priors and of its shared tier: first those still stored, then those to come.
+        """Yields changes of the scope's priors and of its shared tier: first the stored ones, then new ones.
 
         Begins with a PriorChange, and never ends by itself.
         """
@@ -301,10 +301,10 @@ class RedisStore:
                     yield PriorChange()
 
     async def follow_ring(self, scope: Scope, after: str = "") -> AsyncGenerator[RingDocument, None]:
-        """Yields the documents of the scope's ring, the oldest first, then those to come. Never ends by itself.
+        """Yields the documents of the scope's ring, the oldest first, then new ones. Never ends by itself.
 
         Args:
-            scope: One with a ring: not that of a single session.
+            scope: A scope with a ring: not that of a single session.
             after: Entry id of the last document that is known. Empty means from the beginning.
         """
         shared = layout.shared_keys(scope)
@@ -317,7 +317,7 @@ class RedisStore:
                 for entry_id, entry in entries:
                     with self._client.errors_translated():
                         document += entry[b"tokens"]
-                        # Only whole documents have an id to resume behind: what an error cuts off is read again.
+                        # Only whole documents have an id to resume after: one that an error cuts off is read again.
                         if entry[b"open"] != b"0":
                             continue
                         whole = RingDocument(entry_id.decode(), layout.unpack(document))
@@ -335,7 +335,7 @@ class RedisStore:
         return streams
 
 
-# The heads are kept: a session looks up and records after every round, always with the same ones.
+# The heads are cached: a session looks up and records after every round, always with the same ones.
 @lru_cache(4096)
 def _record_head(scope: Scope) -> tuple[str | int, ...]:
     """Returns the record Function and its keys."""
@@ -348,8 +348,8 @@ def _record_head(scope: Scope) -> tuple[str | int, ...]:
 @lru_cache(4096)
 def _lookup_head(scope: Scope, limits: Limits, longest: int) -> Command:
     """Returns the lookup Function, its keys, and all of its arguments but the contexts."""
-    # In the order of NGRAM_TIERS, in which Redis tries them at equal length. The two priors are there even if that tier
-    # is not asked for: the reply says which of them exists.
+    # In the order of NGRAM_TIERS, in which Redis tries them at equal length. The two priors are included even if that
+    # tier is not requested: the reply says which of them exists.
     keys = [layout.prior_key(corpus) for corpus in scope.corpus_ids]
     tiers = [Source.PRIOR, Source.PRIOR]
     if scope.session_id:
@@ -379,7 +379,7 @@ def _store_commands(loading: str, table: PriorTable) -> Iterator[tuple[list[Comm
             num_ngrams += len(fields) // 2
         if not commands:
             return
-        # With each trip: if Redis has evicted the key meanwhile, HSET made a new one, which would live for ever. And a
-        # load may take longer than this time.
+        # With each trip: if Redis has evicted the key meanwhile, HSET makes a new one, which would live for ever.
+        # Besides, a load may take longer than this time.
         commands += [("EXPIRE", key, layout.LOADING_TTL_S) for key in (loading, loading + ":documents")]
         yield commands, num_ngrams

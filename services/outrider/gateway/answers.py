@@ -1,4 +1,4 @@
-"""Answers to requests that generate: what all of them, and those with choices, have in common."""
+"""Base classes for answers to requests that generate, and for those with choices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from outrider_client.generation import Chunk, Result
 
 
 class Answer(ABC):
-    """Tells the texts of one request."""
+    """Writes the texts of one request."""
 
     id_prefix: ClassVar[str]
     ping: ClassVar[bytes] = b": ping\n\n"
-    """Sent into the silence of a stream."""
+    """Sent when a stream is silent."""
 
     def __init__(self, upstream: Upstream, ask: Ask, model: str, session_id: str, num_predicted: int | None) -> None:
         """`num_predicted`: tokens of the predicted output; None if there is none."""
@@ -37,17 +37,17 @@ class Answer(ABC):
         """Sends the answer piece by piece."""
 
     def failed(self, error: ApiError) -> bytes:
-        """Returns the events with which a stream ends that fails."""
+        """Returns the events that end a failed stream."""
         return event_of(error.envelope) + DONE
 
 
 class ChoicesAnswer(Answer):
-    """Tells the texts of one request as numbered choices."""
+    """Writes the texts of one request as numbered choices."""
 
     object: ClassVar[str]
 
     def __init__(self, upstream: Upstream, ask: Ask, model: str, session_id: str, num_predicted: int | None) -> None:
-        """Takes what `Answer` takes."""
+        """See `Answer` for the arguments."""
         super().__init__(upstream, ask, model, session_id, num_predicted)
         self.base: dict[str, Any] = {
             "id": f"{self.id_prefix}{session_id}",
@@ -55,29 +55,29 @@ class ChoicesAnswer(Answer):
             "created": self.created_at,
             "model": model,
         }
-        """The fields with which the answer, and every event of it, begins."""
+        """The first fields of the answer and of each of its events."""
         self.has_details = bool(
             ask.reports
             or ask.returns_token_ids
             or "logprobs" in ask.options
             or (ask.stream is not None and ask.stream.continuous_usage_stats)
         )
-        """True if pieces of the text are told with more than their text."""
+        """True if pieces of the text carry more than their text."""
         self._num_output = 0
 
     @property
     def stream_object(self) -> str:
-        """The kind of object that the events are."""
+        """The object type of the events."""
         return f"{self.object}.chunk"
 
     def stop_reason(self, result: Result) -> str | int | None:
-        """Returns what of the request has stopped a text: a stop string, or one of its stop tokens."""
+        """Returns the stop string or stop token of the request that has stopped a text."""
         if result.stop_string is not None:
             return result.stop_string
         return result.stop_token_id if result.stop_token_id in self.ask.stop_token_ids else None
 
     def totals(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Returns what is told of all texts together, at the end."""
+        """Returns the report on all texts together, at the end."""
         return {
             "usage": usage.usage(results, self.ask.n, self.num_predicted),
             "metrics": usage.metrics(results),
@@ -93,8 +93,8 @@ class ChoicesAnswer(Answer):
         return told
 
     def last_words(self, results: Sequence[Result | None]) -> dict[str, Any]:
-        """Returns what the event of a text's end has beside it: if it is the last one, and no event with the usage
-        follows, all that is told of speculation."""
+        """Returns additional fields of the event that ends a text: the reports on speculation, if the text is the last
+        one and no event with the usage follows."""
         ended = [result for result in results if result is not None]
         if len(ended) < len(results) or (self.ask.stream is not None and self.ask.stream.include_usage):
             return {}
@@ -107,7 +107,7 @@ class ChoicesAnswer(Answer):
             await stream.send(event_of({**self.base, "choices": [], **self.totals(ended)}))
 
     def usage_so_far(self, outputs: Outputs, chunk: Chunk | None) -> dict[str, Any]:
-        """Returns the usage up to a chunk, where each event is to have it."""
+        """Returns the usage up to a chunk, if each event should have it."""
         if self.ask.stream is None or not self.ask.stream.continuous_usage_stats:
             return {}
         self._num_output += len(chunk.token_ids) if chunk is not None else 0
@@ -115,7 +115,7 @@ class ChoicesAnswer(Answer):
         return {"usage": usage.token_counts(prompts, self._num_output)}
 
     async def prompt_logprobs(self, result: Result) -> list[dict[str, Any] | None]:
-        """Returns the log-probabilities of a prompt as vLLM has them."""
+        """Returns the log-probabilities of a prompt in vLLM's shape."""
         told, token_ids = result.prompt_logprobs, result.prompt_token_ids
         known = await logprobs.token_texts(self.upstream, token_ids, told)
         return logprobs.prompt_logprobs(token_ids, told, known)

@@ -1,4 +1,4 @@
-"""The application: its routes, and what stands around each of them: errors, counts, a line of the log."""
+"""The application: its routes, and what wraps each of them: errors, counts, a line of the log."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ Handler = Callable[[Exchange], Awaitable[None]]
 MESSAGES = "/v1/messages"
 """The path of Anthropic's API, whose errors have a shape of their own."""
 ANTHROPIC_REQUEST_ID = "request-id"
-"""Header by which Anthropic's clients know a request."""
+"""Header with which Anthropic's clients identify a request."""
 ROUTE = "outrider.route"
 """Key of a request's scope: the pattern of its route, for the counts."""
 
 
 def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
-    """Returns the application of a gateway. `metrics`: where /metrics are read."""
+    """Returns the application of a gateway. `metrics`: source of /metrics."""
 
     async def tell_metrics(exchange: Exchange) -> None:
         if gateway.settings.peer_token_file:
-            # The verifier asks for tokens, and what its callers do is their business.
+            # With a verifier that requires tokens, only its callers may see these counts.
             await exchange.upstream.admit(exchange.token)
-        # In a thread: it reads files of the process, too.
+        # In a thread: it also reads files of the process.
         body = await asyncio.to_thread(metrics.text)
         fields = [
             (b"content-type", b"text/plain; version=1.0.0; charset=utf-8"),
@@ -91,7 +91,7 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
         for path, handler in handlers.items()
     ]
     known = [route.path for route in routes]
-    # Without its redirects of slashes: a POST would lose its body.
+    # Without slash redirects: a POST would lose its body.
     front = _Front(Router(routes, redirect_slashes=False, default=_unknown(known)), gateway)
     if not gateway.settings.allowed_origins:
         return front
@@ -121,7 +121,7 @@ class _Endpoint:
             try:
                 await self._handler(exchange)
             except ApiError as error:
-                # What a caller has done wrong is no error of the server.
+                # A caller's mistake is not an error of the server.
                 span.end(str(error.status), is_error=error.status >= 500)
                 raise
             except ClientGone:
@@ -130,7 +130,7 @@ class _Endpoint:
 
 
 class _Front:
-    """Answers what fails, counts what is answered, and logs it. Stands around everything."""
+    """Answers failed requests with errors, and counts and logs all answers. Wraps everything."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app, self._metrics, self._settings = app, gateway.metrics, gateway.settings
@@ -158,12 +158,12 @@ class _Front:
         except ClientGone:
             self._metrics.num_disconnects += 1
             log.debug("gateway.client_gone", path=scope["path"], seconds=round(time.perf_counter() - began, 3))
-            # It may be there still, and read nothing.
+            # The client may still be connected, and read nothing.
             if abort := scope.get(ABORT):
                 abort()
             return
         except Exception as error:
-            # Without the frames that it came through, which hold what was parsed: this one holds the error.
+            # Without its traceback, whose frames hold the parsed body: this frame holds the error.
             failed = _api_error(error).with_traceback(None)
             if failed.status >= 500:
                 log.warning("gateway.error", path=scope["path"], status=failed.status, reason=failed.message)
@@ -185,7 +185,7 @@ def _is_anthropics(path: str) -> bool:
 
 
 def _with_request_id(path: str, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Returns the headers of an answer with those that name its request, if they are missing."""
+    """Returns the headers of an answer, adding those that name its request if they are missing."""
     own = REQUEST_ID.encode()
     found = next((value for name, value in headers if name == own), None)
     value = found or uuid.uuid4().hex.encode()

@@ -1,4 +1,4 @@
-"""Requests as generations: the parameters of an HTTP request become a prompt and options of the SDK."""
+"""Converts the parameters of an HTTP request to a prompt and options of the SDK."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _AS_THEY_ARE = (
     "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words",
     "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens",
 )  # fmt: skip
-"""Parameters that the SDK has by the same names."""
+"""Parameters that have the same names in the SDK."""
 CHAT_NAMES = (("prompt.chat.", ""), ("prompt", "messages"))
-"""Beginnings of names of a chat's fields, and what stands for them in a request."""
+"""Prefixes of the names of a chat's fields, and their replacements in a request."""
 _OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message",
              "chat_template_kwargs")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Holds what is needed to tell the calls of tools from the text around them."""
+    """Holds what is needed to separate the calls of tools from the text around them."""
 
     format: str
-    """The way in which the model writes calls: a `ToolCallFormat`."""
+    """The format in which the model writes calls: a `ToolCallFormat`."""
     tools: Sequence[Mapping[str, Any]]
     """The tools that were offered, in OpenAI's shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Holds all that a request asks of the verifier, and how its answer is told."""
+    """Holds everything that a request asks of the verifier, and the form of its answer."""
 
     prompts: Sequence[Prompt]
     options: GenerateOptions
@@ -50,9 +50,9 @@ class Ask:
     n: int
     """Texts of each prompt."""
     stop_token_ids: frozenset[int] = frozenset()
-    """The tokens that stop a text because the request says so."""
+    """The stop tokens of the request."""
     tool_use: ToolUse | None = None
-    """The way in which calls are read; None: all that comes is text."""
+    """How calls are parsed; None: everything is text."""
     prediction: str = ""
     reports: frozenset[str] = frozenset()
     """The parts of the report about speculation: "sources", "rounds", "trees"."""
@@ -64,7 +64,8 @@ class Ask:
     """True if the text of a completion begins with the prompt."""
     tells_prompt_logprobs: bool = False
     is_prompt_alone: bool = False
-    """True if the prompt is all of the text: what the verifier generates, to tell of the prompt, is left out."""
+    """True if the text is the prompt alone: what the verifier generates in order to report on the prompt is left
+    out."""
 
 
 def completion_ask(given: CompletionParameters) -> Ask:
@@ -110,7 +111,7 @@ def chat_ask(given: ChatParameters, tool_call_format: str, renamed: Sequence[tup
     Args:
         given: The request.
         tool_call_format: How the model writes calls of tools.
-        renamed: The names that fields have in a request of another API which has become this one, as in `FieldNames`.
+        renamed: Names of the fields in a request of another API that was converted to this one, as in `FieldNames`.
     """
     options = _options(given)
     renamed = [*renamed, *CHAT_NAMES, ("report.logprobs", "top_logprobs")]
@@ -123,7 +124,7 @@ def chat_ask(given: ChatParameters, tool_call_format: str, renamed: Sequence[tup
         raise invalid("top_logprobs", "must be unset or 0 unless logprobs is true")
     if given.logprobs:
         options["logprobs"] = given.top_logprobs or 0
-    # Without tools there are no calls, one or many, and "auto" is the default that answers repeat.
+    # Without tools there are no calls, and "auto" is the default that answers repeat.
     vain = {} if given.tools else {"parallel_tool_calls": (True, False), "tool_choice": ("auto",)}
     for name in _OF_CHATS:
         value = getattr(given, name)
@@ -157,7 +158,7 @@ def _ask(
             ("structured_outputs", "response_format"),
         ]
     if given.speculation is not None:
-        # The SDK has them beside all other options.
+        # The SDK has them next to all other options.
         renamed = [*renamed, *((name, f"speculation.{name}") for name in given.speculation.model_fields_set)]
     return Ask(
         prompts,
@@ -190,7 +191,7 @@ def _options(given: GenerationParameters) -> GenerateOptions:
     """Returns the options of the SDK that every request may have."""
     options: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(given, name)) is not None}
     if given.top_k is not None:
-        # -1 is vLLM's other name for all.
+        # In vLLM -1 also means all tokens.
         options["top_k"] = 0 if given.top_k == -1 else given.top_k
     if given.n != 1:
         options["n"] = given.n
@@ -219,7 +220,7 @@ def _structure(given: GenerationParameters) -> Mapping[str, Any] | None:
         return formatted
     if formatted is not None:
         raise invalid("response_format", "must be unset with structured_outputs: both say what the text is")
-    # As a client of vLLM sends them: all there are, most of them unset.
+    # A client of vLLM sends all fields, most of them unset.
     return {name: value for name, value in given.structured_outputs.items() if value is not None and value is not False}
 
 
@@ -230,16 +231,16 @@ def _response_format(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def text_format(kind: object, schema: object, kind_place: str, schema_place: str) -> Mapping[str, Any] | None:
-    """Returns the structure that a format of OpenAI's stands for, as the SDK takes it; None for plain text.
+    """Returns the structure of one of OpenAI's formats, as the SDK takes it; None for plain text.
 
     Args:
         kind: The kind of format.
         schema: Its schema, if it has one.
         kind_place: The place of the kind in the request, for errors.
-        schema_place: That of the schema.
+        schema_place: The place of the schema, likewise.
 
     Raises:
-        ApiError: There is no such kind, or the schema is none.
+        ApiError: There is no such kind, or the schema is not one.
     """
     match kind:
         case "text":

@@ -1,6 +1,6 @@
-"""Replies as blocks in a row: text, calls of tools, and text again where it goes on behind a call.
+"""Replies as a sequence of blocks: text, calls of tools, and text again if it goes on after a call.
 
-A text without calls is one block, and so is one of no tokens.
+A text without calls is one block, even if it has no tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider_client.generation import Chunk
 
 @dataclass(frozen=True, slots=True)
 class TextBegun:
-    """Holds the beginning of a block of text."""
+    """The beginning of a block of text."""
 
     index: int
     """The number of the block."""
@@ -25,29 +25,29 @@ class TextBegun:
 
 @dataclass(frozen=True, slots=True)
 class TextGrown:
-    """Holds the next piece of the block of text that has begun."""
+    """The next piece of the current block of text."""
 
     index: int
     piece: str
-    """It is empty only at the end, for chunks without a text of their own."""
+    """Empty only at the end, for chunks without a text of their own."""
     chunks: tuple[Chunk, ...]
-    """The chunks whose tokens it is made of; a chunk belongs to the first piece that it is a part of."""
+    """The chunks of its tokens. A chunk belongs to the first piece in which it has a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextDone:
-    """Holds the end of a block of text."""
+    """The end of a block of text."""
 
     index: int
     text: str
-    """The whole of it."""
+    """The whole text of the block."""
     is_cut: bool = False
-    """True if it ends because the reply may not be longer."""
+    """True if the block ends because the reply has reached its greatest length."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """Holds the beginning of a block that is a call."""
+    """The beginning of a block that is a call."""
 
     index: int
     call: BegunCall
@@ -55,7 +55,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallGrown:
-    """Holds the next piece of the arguments of the call that has begun."""
+    """The next piece of the arguments of the current call."""
 
     index: int
     arguments: str
@@ -63,7 +63,7 @@ class CallGrown:
 
 @dataclass(frozen=True, slots=True)
 class CallDone:
-    """Holds the end of a block that is a call."""
+    """The end of a block that is a call."""
 
     index: int
     call: NumberedCall
@@ -74,7 +74,7 @@ Block: TypeAlias = TextBegun | TextGrown | TextDone | CallBegun | CallGrown | Ca
 
 
 async def blocks(outputs: Outputs, tool_use: ToolUse | None) -> AsyncIterator[Block | Ended]:
-    """Yields the blocks of one text as they come, and last that it has ended. Raises OutriderError."""
+    """Yields the blocks of one text as they come, and at last its end. Raises OutriderError."""
     index, pieces = 0, list[str]()
     is_open = False
     waiting: list[Chunk] = []

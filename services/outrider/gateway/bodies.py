@@ -18,18 +18,18 @@ from outrider.gateway.intake import BYTE_COST, Holding
 BODY_TIMEOUT_S = 30.0
 """Longest time for a body to arrive, in seconds."""
 SMALL_BYTES = 64 << 10
-"""A body up to this size is read whoever sends it, and worked through on the event loop."""
+"""A body up to this size is read before its caller is checked, and processed on the event loop."""
 MAX_PARTS = 100_000
-"""Most lists, objects and names of a body. Whatever parses them keeps all others waiting until it has made the last
-one: these take some 20 ms."""
+"""Most lists, objects and names of a body. The parser keeps all other requests waiting until it has made the last one:
+this many take some 20 ms."""
 MAX_NAME_LEN = 1024
-"""Longest name of a parameter: what is unknown is compared with what is known."""
+"""Longest name of a parameter: unknown names are compared with known ones."""
 _PARTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{:]', re.DOTALL)
-"""A string, also one that does not end; or the beginning of a list or an object, or the end of a name."""
+"""A string, even an unterminated one; or the beginning of a list or an object, or the end of a name."""
 
 
 class ClientGone(Exception):
-    """The client has closed its connection: nobody is there to be answered."""
+    """The client has closed its connection: no answer can be sent."""
 
 
 async def read_body(
@@ -40,19 +40,19 @@ async def read_body(
     admit: Callable[[], Awaitable[None]],
     timeout_s: float = BODY_TIMEOUT_S,
 ) -> bytes:
-    """Reads the body of a request, which says that it is JSON.
+    """Reads the body of a request, whose content type must be JSON.
 
     Args:
         scope: The request.
-        receive: Tells of its body.
+        receive: Yields its body.
         holding: Counts its memory.
         max_bytes: Largest size.
-        admit: Raises an error for a caller that may not call here. Awaited before more than SMALL_BYTES are read.
-        timeout_s: Longest time until it is there.
+        admit: Raises an error for a caller that is not admitted. Awaited before more than SMALL_BYTES are read.
+        timeout_s: Longest time until the body is complete, in seconds.
 
     Raises:
-        ApiError: It is none, or too large, or not there in time, or there is no room for it.
-        ClientGone: The client has gone while it sent it.
+        ApiError: The body is not JSON, too large, or not complete in time, or there is no room for it.
+        ClientGone: The client left while it sent the body.
     """
     headers = Headers(scope=scope)
     _check_type(headers.get("content-type", ""))
@@ -95,8 +95,8 @@ async def _read(receive: Receive, holding: Holding, max_bytes: int, admit: Calla
 
 
 def _check_type(given: str) -> None:
-    """Raises ApiError unless a content-type is that of JSON. A page of another origin may send without asking first
-    what is no JSON, and what has no type."""
+    """Raises ApiError unless a content-type is that of JSON. A page of another origin may send other types, and bodies
+    without a type, without asking first."""
     if not given:
         raise ApiError(415, "content-type must be application/json, and there is none", code="unsupported_media_type")
     fields = Fields()
@@ -113,7 +113,7 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def no_room() -> ApiError:
-    """Returns the error of a request for which there is no memory now."""
+    """Returns the error for a request for which there is no memory now."""
     message = "the gateway has no room for this request now: others take all of its memory"
     return ApiError(503, message, code="unavailable", headers={"retry-after": "1"})
 
@@ -121,7 +121,7 @@ def no_room() -> ApiError:
 def num_parts(body: bytes) -> int:
     """Returns the number of lists, objects and names of a body; one above MAX_PARTS means that there are too many."""
     count = 0
-    # Not one call for all: it would keep others waiting.
+    # Not in one call, which would keep others waiting.
     for found in _PARTS.finditer(body):
         count += body[found.start()] != 0x22
         if count > MAX_PARTS:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a chat is answered."""
+"""POST /v1/chat/completions: answers a chat."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def chat_completions(exchange: Exchange) -> None:
 
 
 class ChatAnswer(ChoicesAnswer):
-    """Tells the texts of a chat."""
+    """Writes the texts of a chat."""
 
     object = "chat.completion"
     id_prefix = "chatcmpl-"
@@ -139,7 +139,7 @@ def _call(call: BegunCall | NumberedCall, arguments: str) -> dict[str, Any]:
 
 
 def _call_deltas(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Returns what the parts of calls add to each call: clients take one entry for each."""
+    """Returns the parts of calls joined by call: clients take one entry for each call."""
     deltas: dict[int, dict[str, Any]] = {}
     for part in parts:
         match part:

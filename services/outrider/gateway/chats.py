@@ -1,6 +1,6 @@
-"""Chats that other APIs write in their own way, as chats of OpenAI's, with the place that each message came from.
+"""Converts the chats of other APIs to OpenAI's shape, and keeps the place from which each message came.
 
-Only the shapes are judged here, by the names that the caller has written. Roles and values are the verifier's business.
+Only shapes are checked here, under the names that the caller has written. The verifier checks roles and values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOTE = "cache_control"
 
 @dataclass(slots=True)
 class Chat:
-    """Holds the messages of a chat as it is put together."""
+    """The messages of a chat under construction."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     """The messages, in OpenAI's shape."""
@@ -30,13 +30,14 @@ class Chat:
         self.renamed += [(name, place) for name in _names(index)]
 
     def add_call(self, call_id: str, name: str, arguments: str, place: str) -> None:
-        """Adds a call of a tool: to the last message, if that is the assistant's. `place`: its place in the request."""
+        """Adds a call of a tool to the last message, or to a new one if the last is not the assistant's. `place`: its
+        place in the request."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.add("assistant", None, place)
         calls = self.messages[-1].setdefault("tool_calls", [])
         for message in _names(len(self.messages) - 1):
             one = f"{message}.tool_calls[{len(calls)}]"
-            # In front: they are more than their message.
+            # Put first: their prefixes are longer than that of their message.
             self.renamed[:0] = [(f"{one}.function", place), (one, place)]
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
@@ -47,7 +48,7 @@ def _names(index: int) -> tuple[str, str]:
 
 
 def tool_names(num_tools: int, parameters: str) -> Iterator[tuple[str, str]]:
-    """Yields the places that the fields of tools have in a request where functions are not nested, as in `FieldNames`.
+    """Yields the places of the fields of tools in a request that does not nest functions, as in `FieldNames`.
     `parameters`: its name for the schema of a tool."""
     for index in range(num_tools):
         for name in (f"prompt.chat.tools[{index}]", f"tools[{index}].function"):
@@ -56,8 +57,8 @@ def tool_names(num_tools: int, parameters: str) -> Iterator[tuple[str, str]]:
 
 
 def without_notes(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a message of OpenAI's without the notes about caches that clients of several services put into it, and
-    into its parts. They change nothing: every prefix is found again here."""
+    """Returns a message of OpenAI's without the notes about caches in it and in its parts, which clients of several
+    services send. They have no effect: every prefix is cached here."""
     told = {name: value for name, value in message.items() if name != NOTE}
     if isinstance(parts := told.get("content"), list):
         told["content"] = [
@@ -68,16 +69,16 @@ def without_notes(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_text(content: object, place: str, kinds: Collection[str], harmless: Collection[str] = ()) -> str:
-    """Returns a text, or the texts of parts joined as they are.
+    """Returns a text, or the texts of parts, joined without a separator.
 
     Args:
         content: A text, or a list of parts.
         place: Its place in the request, for errors.
-        kinds: The kinds of parts that there may be.
+        kinds: The allowed kinds of parts.
         harmless: Fields of a part that change nothing.
 
     Raises:
-        ApiError: It is none.
+        ApiError: The content is neither.
     """
     if isinstance(content, str):
         return content
@@ -87,14 +88,14 @@ def content_text(content: object, place: str, kinds: Collection[str], harmless: 
 
 
 def part_text(part: object, place: str, kinds: Collection[str], harmless: Collection[str] = ()) -> str:
-    """Returns the text of a part. Takes what `content_text` takes. Raises ApiError."""
+    """Returns the text of a part. See `content_text` for the arguments. Raises ApiError."""
     kind_of(part, place, kinds)
     return text_field(fields(part, place, {"type", "text"}, harmless), "text", place)
 
 
 def kind_of(item: object, place: str, kinds: Collection[str]) -> str:
-    """Returns the type of a part or an item. Raises ApiError, if it is not among `kinds`."""
-    # Before all else: whatever other fields another kind has, this is what is wrong.
+    """Returns the type of a part or an item. Raises ApiError if it is not among `kinds`."""
+    # Checked first: for another kind, this is the error to report, whatever its other fields are.
     kind = mapping(item, place).get("type")
     if not isinstance(kind, str) or kind not in kinds:
         names = " or ".join(f'"{name}"' for name in kinds)
@@ -112,7 +113,7 @@ def fields(item: object, place: str, names: Collection[str], harmless: Collectio
 
 
 def text_field(given: Mapping[str, Any], name: str, place: str) -> str:
-    """Returns a text of an object. Raises ApiError, if it is missing or no text."""
+    """Returns a text of an object. Raises ApiError if it is missing or not a text."""
     value = given.get(name)
     if value is None:
         raise _missing(f"{place}.{name}")
@@ -122,7 +123,7 @@ def text_field(given: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def mapping(item: object, place: str) -> dict[str, Any]:
-    """Returns a value that must be an object. Raises ApiError."""
+    """Returns a value that must be an object. Raises ApiError if it is not one."""
     if not isinstance(item, dict):
         raise invalid(place, f"must be an object, got {shown(item)}", code="invalid_type")
     return item

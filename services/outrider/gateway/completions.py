@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts are continued."""
+"""POST /v1/completions: continues texts."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ async def completions(exchange: Exchange) -> None:
 
 
 class CompletionAnswer(ChoicesAnswer):
-    """Tells the continuations of texts."""
+    """Writes the continuations of texts."""
 
     object = "text_completion"
     id_prefix = "cmpl-"
 
     @property
     def stream_object(self) -> str:
-        """The kind of object that the events are: the same as the whole."""
+        """The object type of the events: that of the whole answer."""
         return self.object
 
     async def whole(self, outputs: Outputs) -> dict[str, Any]:
         """Returns the answer that is not streamed."""
         chunks, results = await outputs.all()
         choices = [
-            # What is told of a prompt comes with the first of its texts.
+            # Reports on a prompt come with the first of its texts.
             await self._choice(index, result, results[index - index % self.ask.n], chunks[index])
             for index, result in enumerate(results)
         ]
@@ -90,7 +90,7 @@ class CompletionAnswer(ChoicesAnswer):
         await stream.send(DONE)
 
     async def _beginning(self, outputs: Outputs, choice: int) -> bytes:
-        """Returns the event that comes before what is generated: the prompt, where it is asked for."""
+        """Returns the event before the generated text: the prompt, if it is asked for."""
         generation = outputs.generations[choice // self.ask.n]
         told = _choice(choice, generation.prompt_text if self.ask.echo else "")
         if self.ask.echo:
@@ -112,13 +112,13 @@ class CompletionAnswer(ChoicesAnswer):
     async def _logprobs(
         self, told: Chunk | Result, ends: Sequence[int], begin: int, before: int
     ) -> dict[str, Any] | None:
-        """Returns the log-probabilities of tokens; None where nobody asks for them.
+        """Returns the log-probabilities of tokens; None if the request does not ask for them.
 
         Args:
-            told: What has the tokens.
-            ends: Where the text of each ends in the text that is generated.
-            begin: Where the text of the first one begins there.
-            before: Length of what precedes that.
+            told: Chunk or result that has the tokens.
+            ends: Where the text of each token ends in the generated text.
+            begin: Where the text of the first token begins there.
+            before: Length of the text before the generated one.
         """
         num_top = self.ask.options.get("logprobs")
         if num_top is None:
@@ -131,7 +131,7 @@ class CompletionAnswer(ChoicesAnswer):
     async def _with_prompt(
         self, prompt: Result | Generation, told: dict[str, list[Any] | None] | None
     ) -> dict[str, list[Any] | None] | None:
-        """Returns the log-probabilities of a prompt, and what is told of the tokens behind it."""
+        """Returns the log-probabilities of a prompt, followed by those of the tokens after it."""
         num_top = self.ask.options.get("logprobs")
         if num_top is None or told is None:
             return None

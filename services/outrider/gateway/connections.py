@@ -1,4 +1,4 @@
-"""Connections: what comes in is counted before it is understood, and must come in time."""
+"""Connections: incoming bytes are counted before they are parsed, and must come in time."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from outrider.gateway.exchange import ABORT
 from outrider.gateway.intake import CONNECTION_BYTES, Intake
 
 HEAD_TIMEOUT_S = 10.0
-"""Longest time for the head of a request to arrive, from the connection or its first byte on, in seconds."""
+"""Longest time for the head of a request to arrive, from the connection's start or its first byte on, in seconds."""
 LINGER_S = 2.0
-"""Time in which a client may read why its connection ends, in seconds."""
+"""Time for a client to read why its connection ends, in seconds."""
 MAX_HEAD_BYTES = 64 << 10
-"""Most bytes of a head, of trailers, and of what stands between the parts of a body."""
+"""Most bytes of a head, of trailers, and between the parts of a body."""
 MAX_FIELDS = 256
 """Most fields of a head: each takes more memory than its bytes."""
 MAX_PIPELINED = 16
-"""Most requests of a connection that wait for the answers before theirs."""
+"""Most requests of a connection that wait for earlier answers."""
 PIECE_BYTES = 64 << 10
-"""Size in which bytes are parsed: a head that is too long is noticed after as many more."""
+"""Size of the pieces that are parsed: a head that is too long is noticed at most this many bytes late."""
 
 
 class _Refused(Exception):
-    """Ends the parsing: the request is refused for another reason than its syntax."""
+    """Ends the parsing: the request is refused for a reason other than its syntax."""
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that must not take its time with a request, nor more room than there is: uvicorn would wait for its
-    head for ever, and keep all of it."""
+    """A connection with limits on the time and memory of a request: uvicorn alone would wait for a head for ever, and
+    keep all of it."""
 
     def __init__(self, *args: Any, intake: Intake, **options: Any) -> None:
-        """Takes what uvicorn gives. `intake`: counts the memory of all connections."""
+        """Takes uvicorn's arguments. `intake`: counts the memory of all connections."""
         super().__init__(*args, **options)
         self._holding = intake.hold()
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
         self._served: RequestResponseCycle | None = None
-        """The request that is served now, or was last; others may wait after it."""
+        """The request that is served now, or was served last; others may wait after it."""
         self._is_over = self._is_in_head = self._is_in_target = False
         self._num_steps = 0
         """Heads, pieces of bodies and ends of messages so far."""
         self._num_waiting_bytes = 0
-        """Bytes that have come since the last one of these."""
+        """Bytes received since the last of these."""
         self._num_field_bytes = 0
-        """Bytes of the fields of this head that are complete."""
+        """Bytes of the complete fields of this head."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins the wait for the first request."""
@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parses what has come, and refuses what becomes too long before it is complete."""
+        """Parses received bytes, and refuses what becomes too long before it is complete."""
         for begin in range(0, len(data), PIECE_BYTES):
             if self._is_over or self.transport.is_closing():
                 return
@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._too_long())
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a field of the head, if there is room. Fields after the body are left aside."""
+        """Takes a field of the head, if there is room. Fields after the body are ignored."""
         self._is_in_target = False
         if not self._is_in_head:
             return
@@ -105,7 +105,8 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begins the wait for the body, which ends a little after the reader of the body has answered by itself."""
+        """Begins the wait for the body. Its timeout is a little longer than that of the reader, which can thus
+        answer itself."""
         self._num_steps, self._is_in_head = self._num_steps + 1, False
         self._check_head()
         self._expect(BODY_TIMEOUT_S + HEAD_TIMEOUT_S)
@@ -114,7 +115,7 @@ class Connection(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
 
     def _check_head(self) -> None:
-        """Refuses versions that are not spoken here, and a server that is not named once."""
+        """Refuses unsupported versions of HTTP, and a head that does not name the server exactly once."""
         version, num_hosts = self.parser.get_http_version(), sum(name == b"host" for name, _ in self.headers)
         if version not in ("1.0", "1.1"):
             self._refuse(ApiError(400, f"HTTP must have version 1.1, got {version}", code="invalid_request"))
@@ -131,7 +132,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Ends the wait: all has come."""
+        """Ends the wait: the message is complete."""
         self._num_steps += 1
         self._expect(None)
         super().on_message_complete()
@@ -143,11 +144,11 @@ class Connection(HttpToolsProtocol):
             self._holding.offer(self._give_way)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP, or was refused while it was parsed."""
+        """Answers input that is not HTTP, or was refused during parsing."""
         self._end_with(self._refusal or ApiError(400, "this is no valid request of HTTP", code="invalid_request"))
 
     def _too_long(self) -> ApiError:
-        """Returns the error of what has come without an end."""
+        """Returns the error for input that is too long."""
         if self._is_in_head:
             status, what = (414, "target of a request") if self._is_in_target else (431, "head of a request")
             rule = f"must have at most {MAX_HEAD_BYTES} bytes, and {MAX_FIELDS} fields"
@@ -156,32 +157,32 @@ class Connection(HttpToolsProtocol):
         return ApiError(431, message, code="request_too_large")
 
     def _refuse(self, error: ApiError) -> NoReturn:
-        """Ends the parsing with an answer: called by the parser, which calls `send_400_response` then."""
+        """Ends the parsing with an answer: raises into the parser, which then calls `send_400_response`."""
         self._refusal = error
         raise _Refused
 
     def _give_way(self) -> None:
-        """Ends a connection whose room others need."""
+        """Ends the connection: others need its room."""
         if self._num_waiting_bytes:
             self._end_with(no_room())
         else:
             self.transport.abort()
 
     def _end_with(self, error: ApiError) -> None:
-        """Answers with an error and ends the connection, when its client has had time to read it. In the middle of
-        another answer there is no place for one."""
+        """Answers with an error, and ends the connection when its client has had time to read it. In the middle of
+        another answer no error can be sent."""
         if self._is_over:
             return
         if (served := self._served) is not None:
             if served.response_started and not served.response_complete:
                 self.transport.abort()
                 return
-            served.disconnected = True  # for whoever still reads the request, or would answer it
+            served.disconnected = True  # for the code that still reads the request, or would answer it
             served.message_event.set()
         self._is_over = True
         self.pipeline.clear()
         self.transport.write(_answer(error.status, error.body, error.headers))
-        # Whoever is still sending would lose the answer if the connection were closed at once.
+        # A client that is still sending would lose the answer if the connection were closed at once.
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._expect(LINGER_S)
@@ -189,7 +190,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _expect(self, timeout_s: float | None) -> None:
-        """Aborts after that time, unless something else is expected before; None: nothing is."""
+        """Aborts the connection after that time, unless called again before. None: nothing is expected."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if timeout_s is None else self.loop.call_later(timeout_s, self.transport.abort)

@@ -1,6 +1,6 @@
 """Errors of the HTTP API, in OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`, or in Anthropic's.
 
-An error of the verifier keeps its words; the field that it names is named as the request has it.
+An error of the verifier keeps its message; the field is named as in the request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider_client.tool_calls import ToolCallFormat
 
 
 class ApiError(Exception):
-    """A request is answered with an error."""
+    """An error with which a request is answered."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class ApiError(Exception):
         """
         Args:
             status: The status of HTTP.
-            message: What is wrong, for people: the field, the rule and the value.
-            code: A short name of it, for programs.
-            param: The field of the request, if it is one.
+            message: The problem, for people: the field, the rule and the value.
+            code: A short name of the error, for programs.
+            param: The field of the request, if the error is about one.
             headers: More headers of the answer.
         """
         super().__init__(message)
-        # They may quote a request.
+        # Both may quote a request.
         self.message, self.param = shortened(message), None if param is None else shortened(param)
         self.status, self.code = status, code
         self.headers = dict(headers or {})
@@ -79,7 +79,7 @@ def invalid(param: str, rule: str, *, code: str = "invalid_value") -> ApiError:
 
 
 def shown(value: object) -> str:
-    """Returns a value as a message has it: as JSON, and short."""
+    """Returns a value for a message: as JSON, shortened."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:
@@ -89,7 +89,7 @@ def shown(value: object) -> str:
 
 _STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_value"),
-    # Not 409, which OpenAI's clients try again.
+    # Not 409, which OpenAI's clients retry.
     grpc.StatusCode.FAILED_PRECONDITION: (400, "failed_precondition"),
     grpc.StatusCode.OUT_OF_RANGE: (400, "context_length_exceeded"),
     grpc.StatusCode.UNAUTHENTICATED: (401, "invalid_api_key"),
@@ -101,17 +101,17 @@ _STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.CANCELLED: (503, "unavailable"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout"),
 }
-"""Status and code by the status of gRPC. All others mean that something of ours has failed: 500."""
+"""HTTP status and code by gRPC status. All others are failures of the server: 500."""
 
 DEFAULT_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """Holds the names that the fields of the protocol, and the options of the SDK, have in a request."""
+    """Maps fields of the protocol, and options of the SDK, to their names in a request."""
 
     renamed: Sequence[tuple[str, str]] = ()
-    """Beginnings of names, and what stands for them. The first that fits counts."""
+    """Prefixes of names, and their replacements. The first that fits counts."""
 
     def of(self, field: str) -> str:
         """Returns the request's name of a field: `messages[2].content` for `prompt.chat.messages[2].content`."""
@@ -131,11 +131,11 @@ _RENAMED = (
     ("report.", ""),
 )
 NAMES = FieldNames()
-"""Names where a request has renamed nothing."""
+"""Names for a request that renames nothing."""
 
 
 def from_upstream(error: OutriderError, names: FieldNames = NAMES) -> ApiError:
-    """Returns the error of a call of the verifier as one of HTTP."""
+    """Returns the HTTP error for an error of a call to the verifier."""
     status, code = _STATUSES.get(error.code, (500, "internal_error"))
     message, param = error.message, None
     if isinstance(error, InvalidArgument) and error.field:
@@ -145,7 +145,7 @@ def from_upstream(error: OutriderError, names: FieldNames = NAMES) -> ApiError:
         param = names.of(field[1])
         message = param + message[field.end(1) :]
     elif isinstance(error, ResourceExhausted) and "message larger than max" in message:
-        # gRPC's own limit: no waiting helps against that.
+        # gRPC's own limit: waiting would not help.
         status, code = 413, "request_too_large"
     headers = {}
     if status in (429, 503):
@@ -155,7 +155,7 @@ def from_upstream(error: OutriderError, names: FieldNames = NAMES) -> ApiError:
 
 
 _FIELD = re.compile(r"((?:prompt|speculation|sampling|report|structured_outputs)[\w.\[\]]*) ")
-"""A field with which a message begins that names it nowhere else."""
+"""A field at the beginning of a message, which names it nowhere else."""
 _OPTION = re.compile(r"([a-z_]+(?:\[\d+\]|\.[A-Za-z_$-]+)*)(?=:? )")
 _FORMAT = re.compile(
     r"tool_call_format must be one of (.+) with (tool_choice|strict tools|parallel_tool_calls)(.*), got '(\w+)'"
@@ -164,17 +164,17 @@ _REASONS = {"strict tools": "tools"}
 
 
 def from_option(error: TypeError | ValueError, names: FieldNames = NAMES) -> ApiError:
-    """Returns the error of an option that the SDK refuses, whose message begins with its name."""
+    """Returns the error for an option that the SDK refuses. Its message begins with the option's name."""
     message = str(error)
     if found := _FORMAT.match(message):
         reason = _REASONS.get(found[2], found[2])
         param = names.of(reason)
         rule = f"needs calls that a schema can hold, as those of {found[1]}: this model writes {found[4]}"
         if found[4] == ToolCallFormat.AUTO.value:
-            # `outrider up` starts a gateway, and has its variables.
+            # `outrider up` starts a gateway, and takes its variables.
             rule = "needs to know how this model writes calls, and its chat template does not tell: start the gateway "
             rule += f"with --tool-call-format (or OUTRIDER_GATEWAY_TOOL_CALL_FORMAT) {found[1]}"
-        # With its value, unless the request has another name for it, and another value.
+        # With its value, unless the request has another name for it, and thus another value.
         what = f"{found[2]}{found[3]}" if param == reason else param
         return ApiError(400, f"{what} {rule}", code="unsupported_value", param=param)
     if field := _OPTION.match(message):

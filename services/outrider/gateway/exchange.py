@@ -1,4 +1,4 @@
-"""One request of HTTP and its answer, with what the gateway has for it."""
+"""One HTTP request and its answer, with access to the gateway's shared state."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Gateway:
     upstream: Upstream
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     is_draining: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the gateway is to end: what lasts without end ends then."""
+    """Set when the gateway should end: endless streams end then."""
     large: Lane = field(default_factory=lambda: Lane("large requests", 1))
-    """Works large bodies through, one after the other: Python would not work at two at a time."""
+    """Processes large bodies, one after the other: Python would not run two in parallel."""
 
     @cached_property
     def intake(self) -> Intake:
-        """The memory that all requests take."""
+        """Counts the memory of all requests."""
         return Intake(self.settings.max_body_bytes)
 
 
@@ -59,7 +59,7 @@ class Exchange:
     """Holds a request, and answers it."""
 
     def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send, holding: Holding) -> None:
-        """`holding`: counts its memory, until it is answered."""
+        """`holding`: counts its memory until it is answered."""
         self._holding, self._is_large = holding, False
         self.gateway, self.scope, self.receive, self.send = gateway, scope, receive, send
         self.headers = Headers(scope=scope)
@@ -88,8 +88,8 @@ class Exchange:
         return values
 
     async def heavy(self, work: Callable[[], _T]) -> _T:
-        """Returns what `work` returns, or raises what it raises, called in a thread if the body is large. Raises
-        ApiError if too many are."""
+        """Calls `work`, in a thread if the body is large, and returns or raises what it does. Raises ApiError if too
+        many large bodies wait."""
         if not self._is_large:
             return work()
         try:
@@ -102,14 +102,14 @@ class Exchange:
 
     async def tool_call_format(self, tools: object) -> str:
         """Returns how the model writes calls of a request's tools. Raises ApiError, OutriderError."""
-        # Without tools nobody asks, and the verifier need not be there.
+        # Without tools the format is not needed, and the verifier is not asked.
         return (await self.upstream.tool_call_format(self.token) if tools else ToolCallFormat.AUTO).value
 
     async def parameters(self, kind: type[_P]) -> _P:
-        """Returns the body as a request of a kind. Raises ApiError, OutriderError, ClientGone."""
+        """Returns the body as a request of this type. Raises ApiError, OutriderError, ClientGone."""
         values = await self.body()
         if self.settings.lenient:
-            # Whoever asks for variables of the template is about to ask the verifier anyway.
+            # A request with variables for the template needs the verifier anyway.
             template = (await self.upstream.model(self.token)).chat_template if "chat_template_kwargs" in values else ""
             values, self._left_aside = leniency.without_effect(kind, values, template)
             self.metrics.left_aside.add(self._left_aside)
@@ -120,7 +120,7 @@ class Exchange:
         await answer(self.send, status, value)
 
     async def generate(self, ask: Ask, kind: Callable[..., Answer], asked_model: str | None) -> None:
-        """Generates what is asked for and answers with it. Raises ApiError, OutriderError, ClientGone."""
+        """Generates the texts that are asked for, and answers with them. Raises ApiError, OutriderError, ClientGone."""
         client = self.client()
         async with Outputs(client, ask, self.heavy) as outputs:
             try:
@@ -142,7 +142,7 @@ class Exchange:
     async def _begin(self, ask: Ask, outputs: Outputs, kind: Callable[..., Answer], asked_model: str | None) -> Answer:
         model = await self.upstream.served_model(asked_model, self.token)
         await outputs.start()
-        # Where the gateway has a token of its own, by that: for the caller it is one request.
+        # With the gateway's own token, if it has one: for the caller it is one request.
         own = self.upstream.own(self.token)
         num_predicted = len(await own.tokenize(ask.prediction)) if ask.prediction else None
         return kind(self.upstream, ask, model, outputs.session_id, num_predicted)

@@ -1,8 +1,8 @@
-"""The memory that requests take: counted as they come in, and bounded over all connections together.
+"""Counts the memory of requests as they come in, and bounds it over all connections together.
 
-It is reckoned, not measured: bytes and parts of JSON have a price that was measured once. Where all together hold more
-than there is, the one that holds most among those that still come in gives way. So a flood of large requests that never
-end is cut off, and a small one beside it is served.
+It is estimated: bytes and parts of JSON have costs that were measured once. If all requests together hold more than the
+limit, the one that holds most among those still coming in is refused. A flood of large requests that never end is thus
+cut off, and a small one next to it is served.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import Self
 
 MAX_HELD_BYTES = 160 << 20
 """Most memory of all requests together, in bytes. The process takes some 70 MB without any, and its limit in
-deploy/base is 512 MiB: the rest is for answers, and for what was given back and lies between what is held."""
+deploy/base is 512 MiB: the rest is for answers, and for freed memory that is fragmented."""
 CONNECTION_BYTES = 16 << 10
 """Memory of a connection without a request, in bytes."""
 BYTE_COST, PART_COST = 4, 256
 """Memory that a request takes while it is served, in bytes: for each byte of its body, which is parsed and sent on, and
-for each part, of which an object with a few names is the dearest."""
+for each part. The dearest part is an object with a few names."""
 
 
 def _nothing() -> None:
-    """Is done where nobody has to be told."""
+    """Does nothing: the default for a holding without a callback."""
 
 
 class Intake:
-    """Holds what all requests take. Lives on the event loop."""
+    """Holds the memory counts of all requests. Lives on the event loop."""
 
     def __init__(self, max_body_bytes: int) -> None:
-        """`max_body_bytes`: the largest body, for which there is room at any rate."""
+        """`max_body_bytes`: the largest body. There is always room for one."""
         self._max_bytes = max(MAX_HELD_BYTES, 2 * BYTE_COST * max_body_bytes)
         self._num_bytes = 0
         self._coming: dict[Holding, None] = {}
-        """Those that may have to give way, the oldest first."""
+        """Holdings that may have to give way, the oldest first."""
 
     def hold(self, num_bytes: int = 0) -> Holding:
-        """Returns the holding of a request or a connection that begins."""
+        """Returns the holding of a new request or connection."""
         holding = Holding(self)
         holding.set(num_bytes)
         return holding
@@ -54,32 +54,32 @@ class Holding:
         self._refuse: Callable[[], None] = _nothing
         self.num_bytes = 0
         self.has_given_way = False
-        """True if it was refused, and counts no more: others needed the room."""
+        """True if it was refused and counts no longer: others needed the room."""
 
     def offer(self, refuse: Callable[[], None] = _nothing) -> None:
-        """Says that it may have to give way from now on. `refuse` is called then."""
+        """Marks it as one that may have to give way. `refuse` is called if it has to."""
         self._refuse = refuse
         self._intake._coming[self] = None
 
     def keep(self) -> None:
-        """Says that it does not give way any more: the request is being served."""
+        """Marks it as one that does not give way: the request is being served."""
         self._intake._coming.pop(self, None)
 
     def set(self, num_bytes: int) -> None:
-        """Counts so many bytes in place of those before. It, or others, may have to give way for that."""
+        """Sets its number of bytes. It, or others, may have to give way for that."""
         if not self.has_given_way:
             grown, self.num_bytes = num_bytes - self.num_bytes, num_bytes
             self._intake._add(grown)
 
     def give_way(self) -> None:
-        """Gives all back, and is refused."""
+        """Gives everything back, and is refused."""
         refuse = self._refuse
         self.close()
         self.has_given_way = True
         refuse()
 
     def close(self) -> None:
-        """Gives all back."""
+        """Gives everything back."""
         self.keep()
         self.set(0)
 

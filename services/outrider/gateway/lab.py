@@ -1,4 +1,4 @@
-"""The laboratory behind the page: breaks things under `outrider up`, through its Unix socket."""
+"""The page's laboratory: breaks things under `outrider up`, through its Unix socket."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ACTIONS = ("kill_speculator", "set_delay")
 
 
 async def lab_state(exchange: Exchange) -> None:
-    """Tells what can be broken here, and what is. Raises ApiError."""
+    """Answers with what can be broken here, and what is broken. Raises ApiError."""
     if not exchange.settings.lab_socket:
         return await exchange.answer({"actions": []})
     return await exchange.answer(await _asked(exchange.settings.lab_socket, {"action": "state"}))
 
 
 async def lab_action(exchange: Exchange) -> None:
-    """Breaks something, for a page of this very gateway on this machine alone. Raises ApiError."""
+    """Breaks something. Allowed only for a page of this gateway on this machine. Raises ApiError."""
     if not exchange.settings.lab_socket:
         raise ApiError(404, "there is nothing to break here: no --lab-socket", code="not_found")
-    # Whoever else may use the gateway may not break it.
+    # Others may be allowed to use the gateway, but not to break it.
     check_host(exchange.headers)
     check_origin(exchange.headers)
     await exchange.answer(await _asked(exchange.settings.lab_socket, _action(await exchange.body())))

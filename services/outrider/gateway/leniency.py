@@ -1,8 +1,8 @@
-"""Leniency (`--lenient`): what clients send to every server, and what has no effect here, is left aside.
+"""Leniency (`--lenient`): parameters that clients send to every server, and that have no effect here, are ignored.
 
-Left aside is what asks for more, or for another way, but not for another answer: how hard to think, how to cache. So
-are fields that nobody here knows, unless they look like a field that is known. What would change the answer stays an
-error, as it is without leniency. What is left aside is logged, counted, and named in a header of the answer.
+Ignored are parameters that ask for more effort or another way, but not for another answer: how hard to think, how to
+cache. Unknown fields are ignored too, unless they resemble a known one. A parameter that would change the answer stays
+an error, as without leniency. Ignored parameters are logged, counted, and named in a header of the answer.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from outrider.gateway.parameters import Parameters, is_foreign, is_taken
 log = structlog.get_logger(__name__)
 
 HEADER = "x-outrider-left-aside"
-"""Header of an answer that names what was left aside of its request."""
+"""Header of an answer that names the ignored parameters of its request."""
 LOG_PERIOD_S = 60.0
 """Shortest time between two lines of the log about one parameter, in seconds."""
 MOST = 2**31 - 1
-"""The max_tokens of a text that may be as long as there is room for."""
+"""The max_tokens of a text that may fill all the room."""
 OTHERS = "other"
-"""Stands for all parameters that nobody here knows: their names are what clients make up."""
+"""Stands for all unknown parameters: clients make their names up."""
 
 _OF_NO_EFFECT = frozenset(
     {
@@ -35,25 +35,25 @@ _OF_NO_EFFECT = frozenset(
         "context_management", "betas", "speed",
     }
 )  # fmt: skip
-"""Fields that ask for nothing that could be had here, whatever their value."""
+"""Fields that have no effect here, whatever their value."""
 _UNLIMITED = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""Fields of which -1 means that there is no limit."""
+"""Fields for which -1 means no limit."""
 _PARTS = (("text", "verbosity"), ("output_config", "effort"))
-"""Fields of fields that ask for nothing that could be had here."""
+"""Nested fields that have no effect here."""
 _OF_MESSAGES = frozenset({"reasoning_content", "reasoning", "reasoning_details", "annotations", "refusal"})
-"""Fields of messages that an answer of another server has, and that no chat template is given."""
+"""Fields of messages in answers of other servers, which are not passed to the chat template."""
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def without_effect(
     kind: type[Parameters], values: Mapping[str, Any], chat_template: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns a request without what is left aside of it, and the names of that.
+    """Returns a request without its ignored parameters, and the names of these.
 
     Args:
-        kind: What the request is to be.
-        values: Its fields.
-        chat_template: The model's.
+        kind: The type of the request.
+        values: The fields of the request.
+        chat_template: The chat template of the model.
     """
     kept, names = {}, []
     for name, value in values.items():
@@ -89,17 +89,17 @@ def _without(item: object, names: Collection[str]) -> object:
 
 
 class LeftAside:
-    """Counts what was left aside, and logs it, each parameter once in a while. Lives on the event loop; another thread
-    may read the counts."""
+    """Counts ignored parameters, and logs each of them now and then. Lives on the event loop; another thread may read
+    the counts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        """Requests by the parameter that was left aside of them."""
+        """Number of requests by ignored parameter."""
 
     def add(self, names: Collection[str]) -> None:
-        """Takes in what was left aside of one request."""
+        """Records the ignored parameters of one request."""
         now = self._clock()
         for name in names:
             label = _label(name)
@@ -110,13 +110,13 @@ class LeftAside:
 
 
 def header(names: Collection[str]) -> dict[str, str]:
-    """Returns the header of an answer that names what was left aside; none if nothing was."""
+    """Returns the header of an answer that names the ignored parameters; empty if there are none."""
     shown = [name if _NAME.fullmatch(name) else OTHERS for name in names]
     return {HEADER: ", ".join(dict.fromkeys(shown))} if shown else {}
 
 
 def _label(name: str) -> str:
-    # Names of variables are what clients make up, too.
+    # Clients make the names of variables up, too.
     first, _, part = name.partition(".")
     if first == "chat_template_kwargs":
         return first

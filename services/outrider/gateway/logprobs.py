@@ -9,11 +9,11 @@ from outrider.core.reports import TokenLogprobs
 from outrider.gateway.upstream import Upstream
 
 LOWEST = -9999.0
-"""Told for minus infinity, which JSON does not have: as vLLM does."""
+"""Sent for minus infinity, which JSON does not have, as vLLM does."""
 
 
 async def token_texts(upstream: Upstream, token_ids: Sequence[int], told: Iterable[TokenLogprobs]) -> dict[int, bytes]:
-    """Returns the bytes of tokens and of those that stand beside them."""
+    """Returns the bytes of tokens and of their alternatives."""
     beside = (token_id for each in told for token_id, _ in each.top)
     return await upstream.token_bytes({*token_ids, *beside})
 
@@ -21,7 +21,7 @@ async def token_texts(upstream: Upstream, token_ids: Sequence[int], told: Iterab
 def chat_logprobs(
     token_ids: Sequence[int], told: Sequence[TokenLogprobs], known: Mapping[int, bytes]
 ) -> dict[str, Any]:
-    """Returns the log-probabilities of tokens as a chat has them."""
+    """Returns the log-probabilities of tokens in the shape of a chat."""
     content = [
         {
             **_chat_token(token_id, each.logprob, known),
@@ -43,14 +43,14 @@ def completion_logprobs(
     known: Mapping[int, bytes],
     num_top: int,
 ) -> dict[str, Any]:
-    """Returns the log-probabilities of tokens as a completion has them.
+    """Returns the log-probabilities of tokens in the shape of a completion.
 
     Args:
         token_ids: The tokens.
         told: In parallel; None for the first token of a prompt, which has none.
         begins: In parallel: where the text of each begins, in characters.
         known: Bytes by token.
-        num_top: How many tokens are told beside each.
+        num_top: Number of alternatives that are sent with each token.
     """
     return {
         "tokens": [_key(known[token_id]) for token_id in token_ids],
@@ -66,8 +66,9 @@ def completion_logprobs(
 
 
 def _by_key(own: int, top: Iterable[tuple[int, float]], known: Mapping[int, bytes]) -> dict[str, float]:
-    """Returns the log-probabilities of the tokens at one place, by their keys. Of several with one key, that is the
-    key of the place's own token, or else of the most probable one; the others go by their ids, as vLLM writes these."""
+    """Returns the log-probabilities of the tokens at one place, by their keys. If several tokens have one key, the
+    place's own token gets it, or else the most probable one; the others are keyed by their ids, as vLLM writes
+    these."""
     keys = {_key(known[own]): own}
     for token_id, _ in top:
         keys.setdefault(_key(known[token_id]), token_id)
@@ -80,7 +81,7 @@ def _by_key(own: int, top: Iterable[tuple[int, float]], known: Mapping[int, byte
 def prompt_logprobs(
     token_ids: Sequence[int], told: Sequence[TokenLogprobs], known: Mapping[int, bytes]
 ) -> list[dict[str, Any] | None]:
-    """Returns the log-probabilities of a prompt as vLLM has them: None for its first token."""
+    """Returns the log-probabilities of a prompt in vLLM's shape: None for its first token."""
     found: list[dict[str, Any] | None] = [None]
     for token_id, each in zip(token_ids[1:], told, strict=True):
         beside = {token_id: (each.logprob, each.rank)}
@@ -96,15 +97,15 @@ def prompt_logprobs(
 
 
 def begins_of(ends: Sequence[int], last: int, limit: int | None = None) -> list[int]:
-    """Returns where the text of each token begins: where the one before ends, which is at `last` for the first.
-    `limit`: the length of the text where it is cut off."""
+    """Returns where the text of each token begins: at the end of the previous one, and at `last` for the first.
+    `limit`: the length at which the text is cut off."""
     begins = [last, *ends[:-1]] if ends else []
     return begins if limit is None else [min(begin, limit) for begin in begins]
 
 
 def _key(token: bytes) -> str:
-    """Returns what names a token in a completion: its text, or its bytes as OpenAI writes them, where they are only
-    part of a character: U+FFFD would stand for many tokens."""
+    """Returns the key of a token in a completion: its text, or, if that is only part of a character, its bytes as
+    OpenAI writes them: U+FFFD would stand for many tokens."""
     try:
         return token.decode()
     except UnicodeDecodeError:

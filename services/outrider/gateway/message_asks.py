@@ -1,4 +1,4 @@
-"""Requests to /v1/messages as chats: Anthropic's blocks become messages, and its other names OpenAI's for chats."""
+"""Converts requests to /v1/messages to chats: Anthropic's blocks become messages, and its other names OpenAI's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def message_prompt(given: MessageChat) -> tuple[list[dict[str, Any]], ChatOption
 
 
 def _chat(given: MessageChat) -> tuple[Chat, ChatOptions, list[tuple[str, str]]]:
-    """Returns all that becomes the prompt, and the names of its fields."""
+    """Returns everything that becomes the prompt, and the names of its fields."""
     chat = Chat()
     if given.system is not None:
         chat.add("system", content_text(given.system, "system", ("text",), _OF_BLOCKS), "system")
@@ -76,7 +76,7 @@ def _chat(given: MessageChat) -> tuple[Chat, ChatOptions, list[tuple[str, str]]]
         options["chat_template_kwargs"] = given.chat_template_kwargs
     last = chat.messages[-1]
     if last["role"] == "assistant" and not last.get("tool_calls"):
-        # As Anthropic has it: the answer goes on with what is put into its mouth.
+        # As in Anthropic's API: the answer continues a last message of the assistant.
         options["continue_final_message"] = True
     renamed = [*chat.renamed, *tool_names(len(tools), "input_schema"), ("tool_choice.function", "tool_choice")]
     return chat, options, renamed
@@ -123,14 +123,14 @@ def _add_result(chat: Chat, block: Mapping[str, Any], place: str) -> None:
     content = content_text(told.get("content", ""), f"{place}.content", ("text",), _OF_BLOCKS)
     if not isinstance(is_error := told.get("is_error", False), bool):
         raise invalid(f"{place}.is_error", f"must be true or false, got {shown(is_error)}", code="invalid_type")
-    # Templates have no other place for it.
+    # Templates have no other place for an error.
     content = f"Error: {content}" if is_error else content
     chat.add("tool", content, place, tool_call_id=text_field(told, "tool_use_id", place))
 
 
 def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     if tool.get("type") is not None:
-        # Only tools of Anthropic's own must have one.
+        # Only Anthropic's own tools must have a type.
         kind_of(tool, place, ("custom",))
     told = fields(tool, place, {"type", "name", "description", "input_schema", "strict"}, _OF_TOOLS)
     if "input_schema" not in told:
@@ -150,7 +150,7 @@ def _tool_choice(given: Mapping[str, Any]) -> str | dict[str, Any]:
 
 
 def _parallel(choice: Mapping[str, Any] | None) -> bool | None:
-    """Returns what a choice of tools says of several calls; None, if nothing."""
+    """Returns whether a choice of tools allows parallel calls; None if it does not say."""
     disabled = (choice or {}).get("disable_parallel_tool_use")
     if disabled is None:
         return None

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: a chat is answered in the shape of Anthropic's Messages API."""
+"""POST /v1/messages and /v1/messages/count_tokens: answer a chat in the shape of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def count_tokens(exchange: Exchange) -> None:
 
 
 class MessageAnswer(Answer):
-    """Tells the text of a request as a message and its blocks."""
+    """Writes the text of a request as a message and its blocks."""
 
     id_prefix = "msg_"
     ping = event_of({"type": "ping"}, "ping")
@@ -69,7 +69,7 @@ class MessageAnswer(Answer):
             await stream.send(_encoded(event))
 
     def failed(self, error: ApiError) -> bytes:
-        """Returns the event with which a stream ends that fails."""
+        """Returns the event that ends a failed stream."""
         return _encoded(error.anthropic_envelope(self.session_id))
 
     def _message(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class MessageAnswer(Answer):
         }
 
     async def _events(self, outputs: Outputs) -> AsyncIterator[Event]:
-        """Yields the events behind that of the beginning."""
+        """Yields the events after the first one."""
         async for block in blocks(outputs, self.ask.tool_use):
             match block:
                 case TextBegun():
@@ -112,7 +112,7 @@ class MessageAnswer(Answer):
             reason = "stop_sequence"
         elif reason == "max_tokens" and result.num_output_tokens < self._max_tokens:
             reason = "model_context_window_exceeded"
-        # To Anthropic's clients the whole prompt is the sum of three, and the last one costs nothing here.
+        # Anthropic's clients add three counts to get the whole prompt; the last one is always 0 here.
         counts = {
             "input_tokens": result.num_prompt_tokens - result.num_cached_prompt_tokens,
             "cache_read_input_tokens": result.num_cached_prompt_tokens,
@@ -136,7 +136,7 @@ def _tool_use(call: BegunCall | NumberedCall) -> dict[str, Any]:
 
 
 def _input(call: NumberedCall) -> Any:
-    """Returns the arguments of a call as an object; what can be read of one that is not complete."""
+    """Returns the arguments of a call as an object; of an incomplete call, what can be read."""
     if call.is_complete:
         return json.loads(call.arguments)
     try:

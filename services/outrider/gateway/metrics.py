@@ -1,4 +1,4 @@
-"""Counts of the gateway for Prometheus: its requests, and speculation by vLLM's names."""
+"""Counts of the gateway for Prometheus: its requests, and speculation under vLLM's names."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ class GatewayMetrics:
         self._kept_by_position: dict[int, int] = {0: 0}
         self._num_drafts = self._num_drafted = self._num_accepted = 0
         self.left_aside = LeftAside()
-        """Counts what was left aside of requests."""
+        """Counts the ignored parameters of requests."""
         self.num_disconnects = 0
-        """Requests whose client has gone before its answer was complete."""
+        """Requests whose client left before its answer was complete."""
         self.num_streams = 0
-        """Streams now."""
+        """Current streams."""
         self.num_running = 0
-        """Requests that generate now, the streams included."""
+        """Requests that generate now, including streams."""
 
     def answered(self, route: str, status: int, first_byte_s: float) -> None:
-        """Counts an answer that has begun. `route`: its pattern, so that there are as many as routes."""
+        """Counts an answer that has begun. `route`: the pattern of its route, so that there are as many series as
+        routes."""
         key = (route, str(status))
         self._requests[key] = self._requests.get(key, 0) + 1
         self._first_bytes.add(first_byte_s)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Counts a request that generates, around the body."""
+        """Counts a generating request while the body runs."""
         self.num_running += 1
         try:
             yield
@@ -47,7 +48,7 @@ class GatewayMetrics:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Counts a stream, around the body."""
+        """Counts a stream while the body runs."""
         self.num_streams += 1
         try:
             with self.running():
@@ -56,7 +57,7 @@ class GatewayMetrics:
             self.num_streams -= 1
 
     def count(self, generations: Iterable[Generation]) -> None:
-        """Counts the tokens of generations that are over, and what speculation did in those that came to their end."""
+        """Counts the tokens of ended generations, and the statistics of speculation of those that were completed."""
         for generation in generations:
             self._tokens["prompt"] += generation.num_prompt_tokens
             self._tokens["output"] += generation.num_output_tokens
@@ -92,7 +93,7 @@ class GatewayMetrics:
             "outrider_gateway_left_aside_total", "Parameters that were left aside (--lenient).", "parameter",
             {name: float(count) for name, count in self.left_aside.counts.copy().items()},
         )  # fmt: skip
-        # As clients of vLLM read them.
+        # In the form that clients of vLLM read.
         yield gauge("vllm:num_requests_running", "Requests that generate now.", self.num_running)
         yield counter("vllm:spec_decode_num_drafts_total", "Rounds that verified drafted tokens.", self._num_drafts)
         yield counter("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens verified.", self._num_drafted)

@@ -1,4 +1,4 @@
-"""GET /v1/models, and POST /tokenize and /detokenize: what the model is, and how it reads."""
+"""GET /v1/models, and POST /tokenize and /detokenize: the model, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _prompt(given: TokenizeParameters) -> tuple[Prompt, ChatOptions]:
 
 
 async def token_ids_of(exchange: Exchange, prompt: Prompt, options: ChatOptions, names: FieldNames) -> list[int]:
-    """Returns the tokens of a prompt. `names`: those of its fields in the request. Raises ApiError, ClientGone."""
+    """Returns the tokens of a prompt. `names`: the names of its fields in the request. Raises ApiError, ClientGone."""
     try:
         message = await exchange.heavy(partial(prompt_message, prompt, options))
         return await unless_gone(exchange.receive, exchange.client().tokenize(message))
@@ -92,7 +92,7 @@ async def detokenize(exchange: Exchange) -> None:
     """Returns the text of tokens, in vLLM's shape. Raises ApiError."""
     given = await exchange.parameters(DetokenizeParameters)
     model = (await exchange.upstream.model(exchange.token)).model
-    # The verifier's rule, before a message is made of millions.
+    # The verifier's rule, checked before a message with millions of tokens is made.
     if len(given.tokens) > (most := max(model.max_context_len, model.vocab_size)):
         raise invalid("tokens", f"must have at most {most} tokens, got {len(given.tokens)}")
     try:

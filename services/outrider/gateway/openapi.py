@@ -1,4 +1,4 @@
-"""GET /openapi.json: the API in the form that generators of clients and testers of servers read."""
+"""GET /openapi.json: describes the API for generators of clients and testers of servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEXT, _INT = {"type": "string"}, {"type": "integer"}
 
 
 def _object(**fields: Any) -> dict[str, Any]:
-    """Returns the schema of an object that has these fields, and maybe more."""
+    """Returns the schema of an object that has at least these fields."""
     return {"type": "object", "properties": fields, "required": list(fields)}
 
 
@@ -50,12 +50,12 @@ _ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """Describes what a path does."""
+    """Describes the operation of a path."""
 
     path: str
     summary: str
     answer: dict[str, Any]
-    """The schema of a good answer."""
+    """The schema of a successful answer."""
     body: type[Parameters] | None = None
     """The parameters of a request; None means that it has no body."""
     can_stream: bool = False
@@ -152,7 +152,7 @@ def document() -> dict[str, Any]:
             "responses": {name: _failure(name) for name in _ERRORS},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
-        # An empty one: a verifier without credentials asks for none.
+        # With an empty alternative: a verifier without credentials needs no token.
         "security": [{}, {"token": []}],
     }
 

@@ -1,4 +1,4 @@
-"""The texts of one request: generations of its prompts, joined, and ended when their client goes."""
+"""The texts of one request: generations of its prompts, joined, and ended when their client leaves."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from outrider_client.requests import generate_request
 _T = TypeVar("_T")
 
 MAX_PARALLEL = 16
-"""Most prompts of one request that are generated at a time."""
+"""Most prompts of one request that are generated concurrently."""
 
 Heavy: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Returns what a function returns, or raises what it raises."""
+"""Calls a function, and returns or raises what it does."""
 Event: TypeAlias = tuple[int, Chunk | Result]
-"""The number of a text among all of the request, and what has come of it: a chunk, or last its result. All texts of a
-prompt come before those of the next one in the numbering."""
+"""The number of a text in the request, and a chunk of it, or at the end its result. Texts are numbered prompt by
+prompt."""
 
 
 class Outputs:
-    """Generates what a request asks for: an async iterator of events. Leaving `async with` ends all the work."""
+    """Generates the texts of a request: an async iterator of events. Leaving `async with` ends all work."""
 
     def __init__(self, client: Client, ask: Ask, heavy: Heavy) -> None:
-        """`heavy`: calls what may take long, if the request is large."""
+        """`heavy`: calls functions that take long if the request is large."""
         self._client, self._ask, self._heavy = client, ask, heavy
         self._exits = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self.generations: list[Generation] = []
         """The generations that have begun, by prompt."""
         self.num_choices = len(ask.prompts) * ask.n
-        """The number of texts that there will be."""
+        """The number of texts of the request."""
 
     async def start(self) -> None:
         """Begins, and returns when the first generation is admitted. Raises ApiError, OutriderError."""
@@ -51,7 +51,7 @@ class Outputs:
 
     @property
     def session_id(self) -> str:
-        """The session of the first generation, by which the request is named."""
+        """The session of the first generation, which names the request."""
         return self.generations[0].session_id or ""
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -81,7 +81,7 @@ class Outputs:
         return await self._exits.enter_async_context(generation)
 
     async def _joined(self) -> AsyncIterator[Event]:
-        """Yields the events of several prompts as they come, those of a number of them at a time."""
+        """Yields the events of several prompts as they come; a limited number of prompts run concurrently."""
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(MAX_PARALLEL)
         room = asyncio.Semaphore(MAX_PARALLEL)
 
@@ -148,12 +148,12 @@ async def _empty(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T], *guards: Coroutine[Any, Any, object]) -> _T:
-    """Returns what the work returns, unless its client goes before.
+    """Returns what the work returns, unless its client leaves before.
 
     Args:
-        receive: Tells of the client; its body must have been read.
-        work: Cancelled if the client goes.
-        guards: What ends the work, too, by returning or raising.
+        receive: Yields messages of the client; its body must have been read.
+        work: Cancelled if the client leaves.
+        guards: Coroutines that also end the work, by returning or raising.
 
     Raises:
         ClientGone: The client has closed its connection, or a guard has returned.

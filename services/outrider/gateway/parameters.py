@@ -1,6 +1,6 @@
-"""Parameters of requests: names and types, by OpenAI's and vLLM's API. Ranges are the verifier's business.
+"""Parameters of requests: names and types, as in OpenAI's and vLLM's APIs. The verifier checks ranges.
 
-What is unknown is an error unless it has the value that changes nothing, and harmless notes of OpenAI's are left aside.
+An unknown field is an error unless its value changes nothing. Harmless notes of OpenAI's are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Text = Annotated[
         }
     ),
 ]
-"""A prompt, or several. `completion_prompts` judges it."""
+"""A prompt, or several. `completion_prompts` checks it."""
 
 HARMLESS = frozenset(
     {
@@ -67,7 +67,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "betas": ([],),
     "speed": ("standard",),
 }
-"""Values that mean what happens anyway, beside null; and fields of them may be null."""
+"""Values, besides null, that ask for what happens anyway. Fields in them may be null."""
 _INSTEAD = {
     "functions": ("tools",),
     "function_call": ("tool_choice",),
@@ -84,16 +84,16 @@ _INSTEAD = {
     "stop_sequences": ("stop",),
     "response_format": ("text", "output_config"),
 }
-"""Fields that have the place of others here or in other requests: the first counts that a request may have."""
+"""Fields that correspond to others here or in other requests. The first one that a request may have counts."""
 _OF_OTHERS = frozenset(
     {
         "chat_template", "documents", "grammar", "json_schema", "regex", "images", "audio", "logits_processors",
         "web_search_options", "n_predict", "container",
     }
 )  # fmt: skip
-"""Fields of other servers that change an answer, and that nothing here stands for."""
+"""Fields of other servers that change an answer and have no counterpart here."""
 _NEAR = 0.75
-"""Likeness from which on a name is taken for another one that is misspelt."""
+"""Similarity from which on a name is taken for a misspelling of another one."""
 _NOTHING_IS_STORED = "nothing is stored here, so send the whole conversation as input"
 _BECAUSE = {
     "previous_response_id": _NOTHING_IS_STORED,
@@ -105,22 +105,22 @@ _BECAUSE = {
     "reasoning_effort": "what a model thinks is part of its text",
     "thinking": "what a model thinks is part of its text",
 }
-"""Reasons for which known fields are not supported."""
+"""Reasons why known fields are not supported."""
 
 
 class Parameters(BaseModel):
-    """Holds named values of a JSON object. Types are strict: a number is no string, and true is no number."""
+    """Holds named values of a JSON object. Types are strict: a number is not a string, and true is not a number."""
 
-    # A field that is not known is judged by `checked`, which knows more of it than pydantic.
+    # `checked` judges unknown fields, as it knows more of them than pydantic.
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     def set_of(self, kind: type[Parameters]) -> dict[str, Any]:
-        """Returns the values of a kind's fields that are set here."""
+        """Returns the set values of those fields that a type has."""
         return {name: getattr(self, name) for name in kind.model_fields if name in self.model_fields_set}
 
 
 def checked(kind: type[_M], values: Mapping[str, Any]) -> _M:
-    """Returns the values as a request of a kind. Raises ApiError, which names the field, the rule and the value."""
+    """Returns the values as a request of this type. Raises ApiError, which names the field, the rule and the value."""
     given = {name: value for name, value in values.items() if value is not None}
     for name in given:
         if not is_taken(kind, given, name):
@@ -132,18 +132,18 @@ def checked(kind: type[_M], values: Mapping[str, Any]) -> _M:
 
 
 def is_taken(kind: type[Parameters], given: Mapping[str, Any], name: str) -> bool:
-    """Returns True for a field of a request of a kind that is known, or changes nothing."""
+    """Returns True if a field is known in requests of this type, or changes nothing."""
     value = given[name]
     if value is None or name in kind.model_fields or name in HARMLESS:
         return True
-    # The best of as many texts as are asked for are all of them.
+    # The best n of n texts are all of them.
     if name == "best_of" and _same(value, given.get("n", 1)):
         return True
     return any(_same(value, each) for each in _WITHOUT_EFFECT.get(name, ()))
 
 
 def is_foreign(kind: type[Parameters], name: str) -> bool:
-    """Returns True for a name that nobody here knows, nor could have meant."""
+    """Returns True if a name is unknown and resembles no known one."""
     known = {field for other in _kinds(Parameters) for field in other.model_fields}
     known |= _WITHOUT_EFFECT.keys() | _INSTEAD.keys() | _BECAUSE.keys() | _OF_OTHERS
     return name not in known and not difflib.get_close_matches(name, kind.model_fields, 1, _NEAR)
@@ -158,7 +158,7 @@ def _kinds(kind: type[Parameters]) -> Iterator[type[Parameters]]:
 def _same(value: object, other: object) -> bool:
     if isinstance(value, dict):
         value = {name: each for name, each in value.items() if each is not None}
-    # True is 1 to Python, and not to JSON.
+    # True equals 1 in Python, but not in JSON.
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
@@ -183,7 +183,7 @@ _RULES = {
     "model_type": "must be an object",
     "too_short": "must not be empty",
 }
-"""Rules by pydantic's name of their violation."""
+"""Rules by pydantic's name for their violation."""
 
 
 def _complaint(item: ErrorDetails) -> ApiError:
@@ -233,7 +233,7 @@ def _by_token(value: object) -> object:
 
 
 class StreamOptions(Parameters):
-    """Holds what a stream tells beside the text."""
+    """Options for what a stream has besides the text."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -244,7 +244,7 @@ class StreamOptions(Parameters):
 
 
 class SpeculationOptions(Parameters):
-    """Holds how drafts are made: the options of the SDK by their names."""
+    """Options for how drafts are made: those of the SDK, by their names."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -266,7 +266,7 @@ class SpeculationOptions(Parameters):
 
 
 if not TYPE_CHECKING:
-    # With the parameters of each method, by its name. A type checker cannot read a class that is computed.
+    # With the parameters of each method, by its name. A type checker cannot read a computed class.
     SpeculationOptions = create_model(
         "SpeculationOptions",
         __base__=SpeculationOptions,
@@ -302,7 +302,7 @@ class SamplingParameters(Parameters):
 
 
 class GenerationParameters(SamplingParameters):
-    """Holds the parameters of requests whose answers have choices."""
+    """The parameters of requests whose answers have choices."""
 
     n: Int32 = 1
     max_tokens: Int32 | None = None
@@ -344,7 +344,7 @@ class ChatParameters(GenerationParameters):
 
 
 class ResponseStreamOptions(BaseModel):
-    """Holds what a stream of a response tells beside the text."""
+    """Options for what a stream of a response has besides the text."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -372,7 +372,7 @@ class ResponseParameters(SamplingParameters):
 
 
 class MessageChat(Parameters):
-    """Holds a chat in the shape of Anthropic's Messages API: all of a request that becomes the prompt."""
+    """A chat in the shape of Anthropic's Messages API: the part of a request that becomes the prompt."""
 
     model: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]

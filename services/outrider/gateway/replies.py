@@ -1,6 +1,6 @@
-"""Replies of a model in a chat: pieces of text and calls of tools are told apart while they come.
+"""Replies of a model in a chat: separates text and calls of tools while they come.
 
-Every form of a chat over HTTP stands on these events.
+Every HTTP form of a chat is built from these events.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider_client.tool_calls import CallBegun, CallGrown, Event, ToolCall, To
 
 @dataclass(frozen=True, slots=True)
 class BegunCall:
-    """Holds the beginning of a call of a tool, with its number among those of its text."""
+    """The beginning of a call of a tool, with its number within its text."""
 
     index: int
     id: str
@@ -27,7 +27,7 @@ class BegunCall:
 
 @dataclass(frozen=True, slots=True)
 class GrownCall:
-    """Holds the next piece of the arguments of a call that has begun."""
+    """The next piece of the arguments of the current call."""
 
     index: int
     arguments: str
@@ -35,7 +35,7 @@ class GrownCall:
 
 @dataclass(frozen=True, slots=True)
 class NumberedCall:
-    """Holds a whole call of a tool, all of which has been told before."""
+    """A whole call of a tool. All its parts have been yielded before."""
 
     index: int
     id: str
@@ -51,31 +51,31 @@ Part: TypeAlias = str | BegunCall | GrownCall | NumberedCall
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Holds what has come of one text."""
+    """The next parts of one text."""
 
     choice: int
     """The number of the text."""
     parts: tuple[Part, ...]
     """Pieces of the text, and parts of calls, in their order."""
     chunk: Chunk | None
-    """The chunk that it was in; None for what was decided only by the end."""
+    """The chunk that contains them; None for parts that only the end of the text has decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Holds the end of one text: the last event of it."""
+    """The end of one text: its last event."""
 
     choice: int
     finish_reason: str
-    """It is "stop", "length", or "tool_calls" where there are calls, all of them whole."""
+    """"stop", "length", or "tool_calls" if there are calls and all are whole."""
     result: Result
     is_cut: bool
-    """True if the text may not be longer, or has a call that is not whole."""
+    """True if the text has reached its greatest length, or has an incomplete call."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """Holds one text on its way, as far as it is told apart."""
+    """Parses one text as it comes."""
 
     tool_use: ToolUse | None
     num_calls: int = 0
@@ -88,17 +88,17 @@ class Reply:
             self._stream = ToolCallStream(self.tool_use.format, tools=self.tool_use.tools)
 
     def feed(self, piece: str) -> tuple[Part, ...]:
-        """Takes the next piece; returns the text, and the parts of calls, that are decided by it."""
+        """Takes the next piece; returns the text and the parts of calls that it decides."""
         return ((piece,) if piece else ()) if self._stream is None else self._told(self._stream.feed(piece))
 
     def finish(self) -> tuple[Part, ...]:
-        """Returns what is left."""
+        """Returns the remaining parts."""
         return () if self._stream is None else self._told(self._stream.finish())
 
     def ended(self, choice: int, result: Result) -> Ended:
-        """Returns the end of the text, all of which has been taken."""
+        """Returns the end of the text. Called when all of it has been taken."""
         reason, is_whole = result.finish_reason, self.num_whole_calls == self.num_calls
-        # A stop string, and an end that the model itself makes, may come within a call: there is nothing to call then.
+        # A stop string, or the model's own end, may come within a call: there is then nothing to call.
         calls = reason is FinishReason.STOP and self.num_calls and is_whole
         is_cut = reason is FinishReason.LENGTH or not is_whole
         return Ended(choice, "tool_calls" if calls else reason.value, result, is_cut)
@@ -109,8 +109,8 @@ class Reply:
     def _of_call(self, event: CallBegun | CallGrown | ToolCall) -> Part:
         match event:
             case CallBegun():
-                # Told with the first piece of the arguments. One that the model writes behind them comes too late: what
-                # is streamed and what is answered as a whole are the same.
+                # Sent with the first piece of the arguments. An id that the model writes after them comes too late:
+                # streamed and whole answers are the same.
                 self._begun = BegunCall(self.num_calls, event.id or f"call_{uuid.uuid4().hex[:24]}", event.name)
                 self.num_calls += 1
                 return self._begun
@@ -133,7 +133,7 @@ def calls_of(parts: Iterable[Part]) -> list[NumberedCall]:
 
 
 async def replies(outputs: Outputs, tool_use: ToolUse | None) -> AsyncIterator[Said | Ended]:
-    """Yields what is said in each of the texts, and last of each that it has ended."""
+    """Yields the parts of each text as they come, and at last its end."""
     texts = [Reply(tool_use) for _ in range(outputs.num_choices)]
     async for choice, event in outputs:
         reply = texts[choice]

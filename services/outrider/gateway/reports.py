@@ -1,4 +1,4 @@
-"""Reports about speculation beside a text: the sources of its tokens, its rounds, the trees that they verified."""
+"""Reports about speculation next to a text: the sources of its tokens, its rounds, the trees that they verified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider_client.enums import method_name
 from outrider_client.generation import Chunk
 
 COSTS_PER_NAT = 32
-"""Steps of a node's cost, its negative log-probability, in a nat."""
+"""Steps per nat of a node's cost, its negative log-probability."""
 
 
 async def chunk_report(upstream: Upstream, chunk: Chunk, asked: Collection[str]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ async def chunk_report(upstream: Upstream, chunk: Chunk, asked: Collection[str])
 
 
 def token_report(chunks: Sequence[Chunk], limit: int | None = None) -> dict[str, Any]:
-    """Returns ids, ends and sources of the tokens of chunks. `limit`: the length of the text where it was cut off."""
+    """Returns ids, ends and sources of the tokens of chunks. `limit`: the length at which the text was cut off."""
     ends = [end for chunk in chunks for end in chunk.text_ends]
     return {
         "token_ids": [token_id for chunk in chunks for token_id in chunk.token_ids],
@@ -50,7 +50,7 @@ def _round(report: verifier_pb2.RoundReport, num_drafted: int) -> dict[str, Any]
 async def _tree(upstream: Upstream, tree: verifier_pb2.VerifiedTree) -> dict[str, Any]:
     known = await upstream.token_bytes(tree.token_ids)
     return {
-        # On the wire 0 is the root, and each node the next number.
+        # On the wire 0 is the root, and nodes are numbered from 1.
         "parents": [parent - 1 for parent in tree.parents],
         "token_ids": list(tree.token_ids),
         "texts": [known[token_id].decode(errors="replace") for token_id in tree.token_ids],

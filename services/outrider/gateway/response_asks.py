@@ -1,4 +1,4 @@
-"""Requests to /v1/responses as chats: items of the input become messages, and the other names OpenAI's for chats."""
+"""Converts requests to /v1/responses to chats: items of the input become messages, other names OpenAI's for chats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from outrider.gateway.errors import invalid, shown
 from outrider.gateway.parameters import ChatParameters, ResponseParameters, SamplingParameters
 
 LOGPROBS = "message.output_text.logprobs"
-"""Has `include` ask for log-probabilities."""
+"""Value of `include` that asks for log-probabilities."""
 REASONING = "reasoning.encrypted_content"
-"""Asks for nothing here, where no item is of reasoning. Clients that store nothing always ask for it."""
+"""Value of `include` without effect here, as there are no reasoning items. Clients that store nothing always send
+it."""
 _PARTS = ("input_text", "output_text", "text")
 _OF_PARTS = ("annotations", "logprobs", "prompt_cache_breakpoint")
 _OF_ITEMS = ("id", "status", "phase", "created_by")
-"""Fields of parts and items that an answer has and that say nothing in a request."""
+"""Fields of parts and items in answers, which have no meaning in a request."""
 
 
 def response_ask(given: ResponseParameters, tool_call_format: str) -> Ask:
@@ -69,7 +70,7 @@ def _chat(given: ResponseParameters) -> Chat:
 
 
 def _add(chat: Chat, item: object, place: str) -> None:
-    # A message may leave its type out.
+    # A message may omit its type.
     item = {"type": "message", **mapping(item, place)}
     kind = kind_of(item, place, ("message", "function_call", "function_call_output"))
     if kind == "message":

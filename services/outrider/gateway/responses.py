@@ -1,5 +1,5 @@
-"""POST /v1/responses and /v1/responses/input_tokens: a chat is answered in the shape of OpenAI's Responses API, and
-nothing of it is stored."""
+"""POST /v1/responses and /v1/responses/input_tokens: answer a chat in the shape of OpenAI's Responses API. Nothing is
+stored."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ async def count_input_tokens(exchange: Exchange) -> None:
 
 
 class ResponseAnswer(Answer):
-    """Tells the text of a request as a response and its items."""
+    """Writes the text of a request as a response and its items."""
 
     id_prefix = "resp_"
 
     def __init__(self, given: ResponseParameters, *common: Any) -> None:
-        """`given`: the request, parts of which a response repeats. `common`: what `Answer` takes."""
+        """`given`: the request. A response repeats parts of it. `common`: what `Answer` takes."""
         super().__init__(*common)
         self._given = given
         self._items: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
-        """Those of the block of text that has begun."""
+        """Log-probabilities of the block of text that has begun."""
         self._num_sent = 0
 
     async def whole(self, outputs: Outputs) -> dict[str, Any]:
@@ -74,9 +74,9 @@ class ResponseAnswer(Answer):
             await stream.send(self._sent(event))
 
     def failed(self, error: ApiError) -> bytes:
-        """Returns the events with which a stream ends that fails."""
+        """Returns the events that end a failed stream."""
         told = {"code": error.code, "message": error.message, "param": error.param}
-        # OpenAI's own word for what has failed here.
+        # OpenAI's own code for a failure of the server.
         reason = {"code": "server_error" if error.status >= 500 else error.code, "message": error.message}
         response = self._response("failed", error=reason)
         return self._sent(_event("error", **told)) + self._sent(_event("response.failed", response=response))
@@ -87,7 +87,7 @@ class ResponseAnswer(Answer):
         return event_of(numbered, event["type"])
 
     async def _events(self, outputs: Outputs) -> AsyncIterator[Event]:
-        """Yields the events behind those of the beginning; the last one has the whole response."""
+        """Yields the events after the first ones; the last event has the whole response."""
         async for block in blocks(outputs, self.ask.tool_use):
             match block:
                 case TextBegun():
@@ -167,7 +167,7 @@ class ResponseAnswer(Answer):
         return {"item_id": f"fc_{self.session_id}_{index}", "output_index": index}
 
     def _place(self, index: int) -> dict[str, Any]:
-        """Returns the place of the one part that a message has."""
+        """Returns the place of a message's only part."""
         return {"item_id": f"msg_{self.session_id}_{index}", "output_index": index, "content_index": 0}
 
     async def _logprobs_of(self, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Runs the gateway: binds, serves, drains.
 
-The first line on stdout is `listening HOST:PORT`. SIGTERM and SIGINT drain: nothing new is taken, what runs may end; a
-second signal cuts it off.
+The first line on stdout is `listening HOST:PORT`. SIGTERM and SIGINT drain: new connections are refused, running
+requests may end; a second signal cuts them off.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class GatewayServer:
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises SystemExit, which names the flag; UnusableFile."""
         tls = server_tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
-        # First, since it fails most often: nothing is open then that would have to be closed.
+        # First, since it fails most often: nothing is open yet that would have to be closed.
         self._listener = _bind(settings.listen)
         self.gateway = Gateway(settings, Upstream(settings))
         is_draining = self.gateway.is_draining
@@ -87,17 +87,17 @@ class GatewayServer:
         config.load()
         config.ssl = tls
         _log_here()
-        # Listens before it says so: whoever has been told the address may connect.
+        # Listens before it prints the address: whoever reads it may connect.
         self._listener.listen(BACKLOG)
         self.address = f"{settings.listen.rpartition(':')[0]}:{self._listener.getsockname()[1]}"
         self._server = _Server(config)
 
     async def run(self) -> None:
-        """Serves, until it has drained or is cut off."""
+        """Serves until it has drained or is cut off."""
         await self._server.serve([self._listener])
 
     def drain(self) -> None:
-        """Takes no new connections; what runs may end."""
+        """Refuses new connections; running requests may end."""
         self.gateway.is_draining.set()
         self._server.should_exit = True
 
@@ -110,7 +110,7 @@ class GatewayServer:
     async def close(self) -> None:
         """Closes everything. `run` must have ended."""
         self._listener.close()
-        # In a thread: it waits for up to half a second, and for a scrape that may be under way.
+        # In a thread: it waits up to half a second, and for a scrape that may be under way.
         await asyncio.to_thread(self.metrics.close)
         await self.gateway.upstream.close()
 
@@ -145,7 +145,7 @@ def _bind(listen: str) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals are somebody else's business."""
+    """A uvicorn server that leaves signal handling to the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -154,14 +154,14 @@ class _Server(uvicorn.Server):
 
 
 class TroubleLog(logging.Handler):
-    """Logs the warnings of uvicorn as structured lines, each kind once in a while: what clients send shall not fill
-    the log."""
+    """Logs uvicorn's warnings as structured lines, each kind now and then: clients should not be able to fill the
+    log."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
         self._clock = clock
         self._due: dict[str, float] = {}
-        """Times from which on a kind of warning is logged again. uvicorn has a handful of kinds."""
+        """Times from which on a kind of warning is logged again. uvicorn has few kinds."""
         self._num_left_out: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -15,7 +15,7 @@ from outrider_client.tool_calls import ToolCallFormat
 if TYPE_CHECKING:
     FormatName = str
 else:
-    # A type checker cannot read a Literal that is computed.
+    # A type checker cannot read a computed Literal.
     FormatName = Literal[tuple(each.value for each in ToolCallFormat)]
 
 
@@ -72,7 +72,7 @@ class GatewaySettings(ProcessSettings, PeerSecuritySettings):
     def _origins_are_origins(cls, value: str) -> str:
         for origin in _parts(value):
             url = urlsplit(origin)
-            # Also those of programs that show pages of their own, like vscode-webview://NAME.
+            # Includes origins of programs that show pages of their own, like vscode-webview://NAME.
             if origin != "*" and (not url.scheme or not url.netloc or origin != f"{url.scheme}://{url.netloc}"):
                 raise ValueError("must be http://HOST or https://HOST:PORT without a path, or *")
         return value

@@ -1,7 +1,8 @@
-"""Judges whose pages may use the gateway. A browser says by which name it has found a server, and whose page asks.
+"""Checks which sites' pages may use the gateway. A browser sends the name by which it found a server, and the page's
+origin.
 
-A name that another site has pointed at this machine is no name of it; and a page of another origin may send, though not
-read, much without asking first.
+A name that another site has pointed at this machine is refused (DNS rebinding). A page of another origin may send much
+without asking first, though it cannot read the answers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from outrider.security.addresses import host_of, is_address, is_loopback_host
 
 
 def check_site(headers: Headers, settings: GatewaySettings) -> None:
-    """Raises ApiError for a request by a name that is not the gateway's, or of a page that may not use it."""
+    """Raises ApiError for a request to a name that is not the gateway's, or from a page that may not use it."""
     is_local = is_loopback_host(host_of(settings.listen))
     if is_local or settings.allowed_hosts:
         check_host(headers, settings.allowed_hosts, allows_addresses=not is_local)
@@ -25,14 +26,14 @@ def check_site(headers: Headers, settings: GatewaySettings) -> None:
 
 
 def check_host(headers: Headers, allowed: Collection[str] = (), *, allows_addresses: bool = False) -> None:
-    """Raises ApiError unless the server was found by a name of this machine, or one that is allowed.
+    """Raises ApiError unless the request names the server by a name of this machine, or by an allowed one.
 
     Args:
-        headers: Of the request.
+        headers: Headers of the request.
         allowed: More names; * = all.
-        allows_addresses: Allows IP addresses: nobody can point one at another machine.
+        allows_addresses: True to allow IP addresses, which cannot be pointed at another machine.
     """
-    # A client of HTTP/1.0 may name none, and is no browser.
+    # A client of HTTP/1.0 may name no host, and is not a browser.
     if (given := headers.get("host")) is None or "*" in allowed:
         return
     host = host_of(given)
@@ -43,7 +44,7 @@ def check_host(headers: Headers, allowed: Collection[str] = (), *, allows_addres
 
 
 def check_origin(headers: Headers, allowed: Collection[str] = ()) -> None:
-    """Raises ApiError for a page of another origin than the gateway, unless it is allowed. `allowed`: * = all."""
+    """Raises ApiError for a page of another origin than the gateway's, unless it is allowed. `allowed`: * = all."""
     origin, host = headers.get("origin"), headers.get("host")
     if origin is None or origin in allowed or "*" in allowed or (host is not None and _host(origin) == host):
         return

@@ -18,25 +18,26 @@ from outrider_client.errors import OutriderError
 log = structlog.get_logger(__name__)
 
 PING_S = 10.0
-"""Longest silence of a stream, in seconds: what stands between may end a connection that says nothing."""
+"""Longest silence of a stream, in seconds: proxies may end a silent connection."""
 TICK_S = 1.0
-"""Time between two looks at how a stream does, in seconds."""
+"""Time between two checks of a stream, in seconds."""
 DONE = b"data: [DONE]\n\n"
 NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "x-accel-buffering": "no",
-    # Not `no-store`: Chromium calls such a stream aborted (net::ERR_ABORTED), though a script has read it to the end.
+    # Not `no-store`: Chromium reports such a stream as aborted (net::ERR_ABORTED), though a script has read it to the
+    # end.
     "cache-control": "private, no-cache",
     "x-content-type-options": "nosniff",
 }
 
 
 class EventStream:
-    """Writes the events of one answer. Ends with its client, or if that reads nothing for too long."""
+    """Writes the events of one answer. Ends when its client leaves, or reads nothing for too long."""
 
     def __init__(self, receive: Receive, send: Send, stall_timeout_s: float, ping: bytes) -> None:
-        """`ping`: sent into the silence."""
+        """`ping`: sent when the stream has been silent."""
         self._receive, self._send, self._stall_timeout_s, self._ping = receive, send, stall_timeout_s, ping
         self._time = asyncio.get_running_loop().time
         self._sending_since: float | None = None
@@ -49,7 +50,7 @@ class EventStream:
         failed: Callable[[ApiError], bytes],
         names: FieldNames,
     ) -> None:
-        """Sends the head, and what `work` sends; if that fails, last the events that `failed` returns of the error.
+        """Sends the head, and what `work` sends; if `work` fails, also the events that `failed` returns for the error.
         Raises ClientGone."""
         fields = [(name.encode(), value.encode()) for name, value in {**STREAM_HEADERS, **headers}.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": fields})
@@ -57,7 +58,7 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def send(self, event: bytes) -> None:
-        """Sends an event, with its empty line."""
+        """Sends an event, which includes its empty line."""
         self._sending_since = self._sent_at = self._time()
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
         self._sending_since = None
@@ -76,7 +77,7 @@ class EventStream:
             await self.send(failed(ApiError(500, "the gateway has failed: its log says how", code="internal_error")))
 
     async def _watch(self) -> None:
-        """Sends pings into the silence. Returns if the client has taken nothing for too long."""
+        """Sends pings while the stream is silent. Returns if the client has taken nothing for too long."""
         while True:
             await asyncio.sleep(min(TICK_S, self._stall_timeout_s / 2))
             now = self._time()
@@ -88,21 +89,21 @@ class EventStream:
 
 
 def event_of(value: Mapping[str, Any], name: str = "") -> bytes:
-    """Returns an event whose data is JSON. `name`: its kind, for clients that want one beside the data."""
+    """Returns an event whose data is JSON. `name`: its kind, for clients that want one besides the data."""
     kind = f"event: {name}\n".encode() if name else b""
     return kind + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 class TextEvents:
-    """Makes the events that tell only a piece of text. All but the piece is encoded once: a stream has thousands."""
+    """Makes the events that have only a piece of text. The rest is encoded once: a stream has thousands of events."""
 
     def __init__(
         self, base: Mapping[str, Any], choice: Callable[[int, str], Mapping[str, Any]], num_choices: int
     ) -> None:
         """
         Args:
-            base: What all events have.
-            choice: Returns the choice of a text, by its number and a piece of it.
+            base: Fields of all events.
+            choice: Returns the choice of a text, given its number and a piece of it.
             num_choices: Number of texts.
         """
         parts = [
@@ -121,7 +122,7 @@ _PLACE_JSON = json.dumps(_PLACE).encode()
 
 
 async def answer(send: Send, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
-    """Sends a whole answer as JSON; bytes are JSON already."""
+    """Sends a whole answer as JSON; bytes are taken as JSON."""
     if not isinstance(value, bytes):
         # A model may write half of a surrogate pair, which UTF-8 cannot hold.
         value = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")

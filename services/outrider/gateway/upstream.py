@@ -1,4 +1,4 @@
-"""The verifier as seen from the gateway: its clients, its model, the bytes of its tokens."""
+"""The verifier as seen from the gateway: clients for it, its model, the bytes of its tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from outrider_client.tool_calls import ToolCallFormat
 log = structlog.get_logger(__name__)
 
 INFO_TTL_S = 10.0
-"""Age at which what is known of the model is asked for again, in seconds."""
+"""Age at which the cached information about the model is refreshed, in seconds."""
 INFO_TIMEOUT_S = 5.0
 MAX_ADMITTED = 4096
-"""Most callers of which is remembered that the verifier admits them."""
+"""Most callers whose admission by the verifier is cached."""
 MAX_TOKEN_BYTES = 1 << 18
 """Most tokens whose bytes are kept: all of a large vocabulary."""
 
@@ -34,7 +34,7 @@ def caller_token(headers: Headers) -> str:
     token = token.strip()
     if scheme and scheme.lower() != "bearer":
         raise ApiError(401, f"authorization must be Bearer TOKEN, got {scheme}", code="invalid_api_key")
-    # Some clients send an empty bearer where no key is set.
+    # Some clients send an empty bearer if no key is set.
     token = token or headers.get("x-api-key", "").strip()
     if token:
         try:
@@ -53,13 +53,13 @@ class Upstream:
         self._security = settings.peer_security()
         self._credentials = self._credentials_now()
         self._clients = [self._open()]
-        """All that were opened; calls begin with the last one. The others had files that have changed since."""
+        """All clients that were opened; new calls use the last one. The files of the others have changed since."""
         self._more_names = settings.served_model_names
         self._tool_call_format = ToolCallFormat(settings.tool_call_format)
         self._info: verifier_pb2.GetInfoResponse | None = None
         self._info_at = 0.0
         self._admitted_until: dict[bytes, float] = {}
-        """Times until which a token, by its hash, need not be asked about again."""
+        """Times until which the admission of a token, by its hash, is cached."""
         self._token_bytes: dict[int, bytes] = {}
         self.started_at = int(time.time())
         """The time when the gateway was started, in seconds since 1970: "created" of its models."""
@@ -69,16 +69,17 @@ class Upstream:
         return self._client().for_caller(token)
 
     def own(self, token: str = "") -> Client:
-        """Returns a client for the gateway's own questions; where it has no token itself, with the caller's."""
+        """Returns a client for the gateway's own calls, with the caller's token if the gateway has none."""
         ours = dict(self._security.metadata()).get("authorization", "").removeprefix("Bearer ")
         return self._client().for_caller(ours or token)
 
     async def info(self, token: str) -> verifier_pb2.GetInfoResponse:
-        """Asks in a caller's name what the verifier is: whoever it admits may know. Raises OutriderError."""
+        """Asks the verifier for its description, with a caller's token: any admitted caller may know it. Raises
+        OutriderError."""
         return await self._ask(self.for_caller(token))
 
     async def admit(self, token: str) -> None:
-        """Raises OutriderError for a caller that the verifier does not admit, as of some seconds ago."""
+        """Raises OutriderError for a caller that the verifier does not admit. The answer may be some seconds old."""
         now, name = time.monotonic(), hashlib.sha256(token.encode()).digest()
         if now < self._admitted_until.get(name, 0.0):
             return
@@ -96,13 +97,13 @@ class Upstream:
         return info
 
     async def model(self, token: str = "") -> verifier_pb2.GetInfoResponse:
-        """Returns what the verifier is, as of some seconds ago. Raises OutriderError."""
+        """Returns the verifier's description, which may be some seconds old. Raises OutriderError."""
         if self._info is None or time.monotonic() - self._info_at > INFO_TTL_S:
             return await self._ask(self.own(token))
         return self._info
 
     async def tool_call_format(self, token: str) -> ToolCallFormat:
-        """Returns how the model writes calls of tools: as the settings say, or its chat template. Raises
+        """Returns how the model writes calls of tools, according to the settings or its chat template. Raises
         OutriderError."""
         return self._format_of(await self.model(token))
 
@@ -111,16 +112,18 @@ class Upstream:
         return self._tool_call_format if is_said else ToolCallFormat.of_template(info.chat_template)
 
     async def model_names(self, token: str = "") -> list[str]:
-        """Returns the names by which the model may be asked for, its own first. Raises OutriderError."""
+        """Returns the names of the model, its own first. Raises OutriderError."""
         info = await self.model(token)
         return list(dict.fromkeys([info.model.model_id, *self._more_names]))
 
     async def served_model(self, asked: str | None, token: str) -> str:
-        """Returns the name of the model for an answer. Raises ApiError for one that is not served; OutriderError."""
+        """Returns the name of the model for an answer. Raises ApiError for a model that is not served;
+        OutriderError."""
         names = await self.model_names(token)
-        # A path, or a name on the hub, is known by its last part too: few want to write all of it.
+        # A path, or a name on the hub, may be shortened to its last part.
         if asked is not None and asked not in (*names, names[0].rstrip("/").rpartition("/")[2]):
-            # The names may be known by the gateway's own token: whom the verifier does not admit is told none.
+            # The names may be cached from a call with the gateway's own token: a caller that the verifier does not
+            # admit must not see them.
             await self.admit(token)
             served = ", ".join(names)
             message = f"model {asked!r} is not served here: {served} is"

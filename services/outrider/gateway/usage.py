@@ -1,4 +1,4 @@
-"""Usage of a request: its tokens, and what speculation did, by OpenAI's, vLLM's and llama.cpp's names."""
+"""Usage of a request: its tokens, and statistics of speculation, under OpenAI's, vLLM's and llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def usage(results: Sequence[Result], n: int, num_predicted: int | None = None) -
     """Returns the tokens of a request.
 
     Args:
-        results: The results of all its texts, those of a prompt together.
-        n: Texts of each prompt, which is counted once.
+        results: The results of all its texts, grouped by prompt.
+        n: Texts of each prompt. A prompt is counted once.
         num_predicted: Tokens of the predicted output; None if none was given.
     """
     told = token_counts(
@@ -29,7 +29,7 @@ def usage(results: Sequence[Result], n: int, num_predicted: int | None = None) -
 
 
 def prediction_counts(results: Sequence[Result], num_predicted: int | None) -> dict[str, int]:
-    """Returns what has come of a predicted output; nothing if none was given."""
+    """Returns the accepted and rejected tokens of a predicted output; empty if none was given."""
     if num_predicted is None:
         return {}
     accepted = sum(_accepted(result, types_pb2.SOURCE_PREDICTION) for result in results)
@@ -40,7 +40,7 @@ def prediction_counts(results: Sequence[Result], num_predicted: int | None) -> d
 
 
 def token_counts(num_prompt: int, num_output: int) -> dict[str, Any]:
-    """Returns counts of tokens as OpenAI tells them."""
+    """Returns counts of tokens in OpenAI's shape."""
     return {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
 
 
@@ -49,7 +49,7 @@ def _accepted(result: Result, source: int) -> int:
 
 
 def metrics(results: Sequence[Result]) -> dict[str, Any]:
-    """Returns what speculation did, in vLLM's shape: `metrics.speculative_decoding`."""
+    """Returns statistics of speculation in vLLM's shape: `metrics.speculative_decoding`."""
     each = [result.summary.speculative_decoding for result in results]
     steps = sum(one.num_spec_steps for one in each)
     drafted = sum(one.num_draft_tokens for one in each)
@@ -73,14 +73,14 @@ def metrics(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def timings(results: Sequence[Result]) -> dict[str, Any]:
-    """Returns counts and times by llama.cpp's names. The times of texts that ran at a time are added up."""
+    """Returns counts and times under llama.cpp's names. The times of texts that ran concurrently are added up."""
     rounds = [(result.summary.num_rounds, result.summary.times_p50.round_ms) for result in results]
     predicted, predicted_ms = sum(result.num_output_tokens for result in results), sum(n * ms for n, ms in rounds)
     return {
         "prompt_n": results[0].num_prompt_tokens - results[0].num_cached_prompt_tokens,
         "cache_n": results[0].num_cached_prompt_tokens,
         "predicted_n": predicted,
-        # As many rounds as there were, each as long as the median one.
+        # The number of rounds times the median duration.
         "predicted_ms": predicted_ms,
         "predicted_per_second": 1000 * predicted / predicted_ms if predicted_ms else 0.0,
         "draft_n": sum(result.summary.num_drafted_tokens for result in results),
@@ -89,7 +89,7 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def speculation(results: Sequence[Result]) -> dict[str, Any]:
-    """Returns what speculation did in a request: counts of all its texts, all else of the first."""
+    """Returns statistics of speculation in a request: counts over all its texts, everything else of the first."""
     first = results[0].summary
     by_source: dict[str, int] = {}
     for result in results:
@@ -126,7 +126,7 @@ def _decision(decision: verifier_pb2.Decision) -> dict[str, Any]:
 
 
 def round_times(times: verifier_pb2.RoundTimes) -> Mapping[str, float]:
-    """Returns the times of a round by their names, in milliseconds."""
+    """Returns the times of a round by name, in milliseconds."""
     return {name: getattr(times, name) for name in _TIMES}
 
 

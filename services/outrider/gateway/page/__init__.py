@@ -1,1 +1,1 @@
-"""The page of the gateway: its static files, and what it asks for beside the API."""
+"""The page of the gateway: its static files, and its requests besides the API."""

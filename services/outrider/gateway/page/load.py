@@ -1,4 +1,4 @@
-"""GET /page/load: events about the server, twice a second, that the page shows beside its texts."""
+"""GET /page/load: events about the server, twice a second, which the page shows next to its texts."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ async def _send(exchange: Exchange, event: bytes) -> None:
 
 
 async def _event(exchange: Exchange) -> bytes:
-    """Returns the event of now. Raises OutriderError for a caller that the verifier does not admit."""
+    """Returns the current event. Raises OutriderError for a caller that the verifier does not admit."""
     try:
         told = _told(await exchange.upstream.info(exchange.token), exchange.metrics.num_running)
     except OutriderError as error:
         if error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-            raise  # no waiting helps; what is away may come back
+            raise  # waiting would not help; a peer that is away may come back
         told = from_upstream(error).envelope
     return _load(told)
 
@@ -87,6 +87,6 @@ def _told(info: verifier_pb2.GetInfoResponse, num_requests: int) -> dict[str, An
 
 
 def _peer(peer: verifier_pb2.PeerInfo) -> dict[str, Any]:
-    # Numbers of 64 bits are left as they are: JSON of protobuf would make texts of them.
+    # Numbers of 64 bits are kept: protobuf's JSON would make strings of them.
     told = MessageToDict(peer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return {**told, "num_shed_tokens": peer.num_shed_tokens}

@@ -22,7 +22,7 @@ KINDS = {
     ".png": "image/png",
     ".ico": "image/x-icon",
 }
-"""Types of what is served, by suffix. All else is not there."""
+"""Content types by suffix. Files with other suffixes are not served."""
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'none'",
@@ -69,6 +69,6 @@ def _read(folder: Path, name: str) -> tuple[bytes, str]:
         if not path.is_relative_to(folder.resolve()) or path.suffix not in KINDS:
             raise FileNotFoundError
         content = legend() if name == "methods.json" else path.read_bytes()
-    except (OSError, ValueError):  # also a name with a zero in it, or one that no file could have
+    except (OSError, ValueError):  # including a name with a zero byte, or one that no file could have
         raise ApiError(404, f"the page has no file {name!r}", code="not_found") from None
     return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -1,4 +1,4 @@
-"""Several texts from one prompt, which is read once: the first reads it, and the others find its keys and values."""
+"""Several texts from one prompt. The first text reads the prompt, and the others find its keys and values."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ async def run_choices(
 
     Args:
         specs: One for each text; None for one that is finished already.
-        run: Runs one, given its spec, that of the first of several, and how it sends.
+        run: Runs one text, given its spec, that of the first of several, and a function that sends its events.
         send: Sends an event of the text with this number; no second one begins before it returns.
-        is_of_text: Returns True for an event that comes only when the prompt was read: the others wait for it.
+        is_of_text: Returns True for an event that comes only after the prompt was read: the others wait for it.
 
     Raises:
-        RpcError, AioRpcError, InternalError: that of the first text that fails. It ends the others. The last one means
-            that an event could not be sent: the caller has gone.
+        RpcError, AioRpcError, InternalError: the error of the first text that fails, which ends the others.
+            InternalError means that an event could not be sent: the caller is gone.
     """
     running = [(index, spec) for index, spec in enumerate(specs) if spec is not None]
     if len(specs) == 1:

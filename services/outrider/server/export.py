@@ -1,4 +1,4 @@
-"""The metrics and traces of a service on their way out of the process: served to Prometheus, sent to a collector."""
+"""Exports the metrics and traces of a service: serves metrics to Prometheus, sends traces to a collector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.version import __version__
 
 
 class ServiceMetrics:
-    """Serves the metrics of a service from its bind to its end, also while it loads and drains."""
+    """Serves the metrics of a service from its bind to its end, including loading and draining."""
 
     def __init__(self, read: Read, listen: str, is_serving: Callable[[], bool]) -> None:
         """
@@ -48,7 +48,7 @@ class ServiceMetrics:
         return "" if self._server is None else self._server.address
 
     def text(self) -> bytes:
-        """Returns the metrics as Prometheus reads them, for a service that has a place of its own for them."""
+        """Returns the metrics in Prometheus's format, for a service that serves them itself."""
         return exposition(self._all)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ log = structlog.get_logger(__name__)
 FLUSH_TIMEOUT_S = 2.0
 """Longest wait at the end of the process, for the last spans to be sent."""
 COMPLAINT_S = 60.0
-"""Seconds between two lines of the log about a collector that is away."""
+"""Seconds between two log lines about a collector that is away."""
 
 
 class TraceExport:
@@ -92,8 +92,8 @@ class TraceExport:
 
         Args:
             service: Name of the service in its spans.
-            endpoint: URL of an OTLP/gRPC collector. None means that OpenTelemetry's own variables say it.
-            ratio: Share recorded of the traces that begin in this process, 0 to 1. None means as OTEL_TRACES_SAMPLER
+            endpoint: URL of an OTLP/gRPC collector. None means that OpenTelemetry's own variables name it.
+            ratio: Recorded share of the traces that begin in this process, 0 to 1. None means what OTEL_TRACES_SAMPLER
                 says, or all.
 
         Raises:
@@ -106,7 +106,7 @@ class TraceExport:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
         ours = {"service.name": service, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
-        # Resource.create lets what it is given win over OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME: so these are
+        # Resource.create prefers its arguments to OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. These are therefore
         # read here, too, and come last.
         resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
         # No atexit handler: it would wait for a collector that is away without the time limit of `stop`.
@@ -121,9 +121,10 @@ class TraceExport:
         use_tracer(Tracer(self._provider.get_tracer("outrider", __version__)))
 
     def stop(self) -> None:
-        """Sends what is left, within FLUSH_TIMEOUT_S. No span is begun from here on."""
+        """Sends the remaining spans, within FLUSH_TIMEOUT_S. No span is begun from now on."""
         use_tracer(None)
-        # By itself it would wait for half a minute. A daemon thread, so that the process can exit while it still waits.
+        # `shutdown` alone would wait for half a minute. A daemon thread, so that the process can exit while it still
+        # waits.
         flushing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         flushing.start()
         flushing.join(FLUSH_TIMEOUT_S)
@@ -150,7 +151,8 @@ class _RateLimitedWarnings(logging.Handler):
 
 
 def _log_warnings_here() -> None:
-    # It logs a warning for each failed export. With propagation each would reach the handlers of the root logger too.
+    # OpenTelemetry logs a warning for each failed export. With propagation each would also reach the root logger's
+    # handlers.
     logger = logging.getLogger("opentelemetry")
     logger.handlers, logger.propagate = [_RateLimitedWarnings()], False
 
@@ -169,14 +171,14 @@ def start_traces(service: str, settings: ProcessSettings) -> TraceExport | None:
         return TraceExport(service, settings.otlp_endpoint or None, ratio)
     except ImportError as error:
         needs = f"needs pip install -e '.[otel]' ({error})"
-        if not is_ours:  # the variable is often set for all programs of a machine: it is no reason not to run
+        if not is_ours:  # the variable is often set for all programs of a machine: run without traces
             log.warning("traces.not_sent", reason=f"OTEL_EXPORTER_OTLP_ENDPOINT: {needs}")
             return None
         raise SystemExit(f"error: --otlp-endpoint: {needs}") from error
 
 
 def _is_asked_for_by_standard() -> bool:
-    """Returns True if OpenTelemetry's variables name a collector that is sent to over gRPC."""
+    """Returns True if OpenTelemetry's variables name a collector that takes gRPC."""
     found = os.environ.get
     if not (found("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or found("OTEL_EXPORTER_OTLP_ENDPOINT")):
         return False

@@ -1,7 +1,7 @@
 """The health of a service, in two answers: does it take calls, and can it work at all?
 
-They are two because they have two remedies. A service that loads or drains is sent no calls, and is left alone; one
-that cannot work any more is to be restarted, by the process or the cluster that started it.
+There are two answers because there are two remedies. A service that loads or drains is sent no calls, and is left
+alone; one that can no longer work is restarted by the process or the cluster that started it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from grpc_health.v1 import health, health_pb2
 log = structlog.get_logger(__name__)
 
 LIVENESS = "liveness"
-"""Name of the second answer in health checks: SERVING from the bind on, also while the service loads and drains."""
+"""Name of the second answer in health checks: SERVING from the bind on, including loading and draining."""
 CHECK_S = 1.0
 """Seconds between two checks that the service can work."""
 WATCH_END_DELAY_S = 1.0
-"""Seconds for which Watch streams stay open once the server drains, so that NOT_SERVING reaches their callers."""
+"""Seconds for which Watch streams stay open after the server begins to drain, so that NOT_SERVING reaches their
+callers."""
 
 
 class Faulty(Protocol):
@@ -30,13 +31,13 @@ class Faulty(Protocol):
     """Full name of the gRPC service."""
 
     def fault(self) -> str:
-        """Returns why the service can do no work until it is restarted; empty means that it can."""
+        """Returns why the service cannot work until it is restarted; empty means that it can."""
 
 
 class EndingWatches(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
     """Answers health checks, with Watch streams that can be ended.
 
-    They last as long as their callers otherwise, and a server that drains waits for its calls.
+    Otherwise they last as long as their callers, and a draining server would wait for them.
     """
 
     def __init__(self) -> None:
@@ -76,7 +77,7 @@ class Health:
         self._fault = ""
 
     async def set_takes_calls(self, takes_calls: bool) -> None:
-        """Sets whether the service takes calls: once it is loaded, until it drains."""
+        """Sets whether the service takes calls: from when it is loaded until it drains."""
         self._takes_calls = takes_calls
         await self._publish()
 
@@ -86,7 +87,7 @@ class Health:
         return self._takes_calls and not self._fault
 
     async def drain(self) -> None:
-        """Reports that the service takes no calls any more, and ends the Watch streams a moment later."""
+        """Reports that the service takes no more calls, and ends the Watch streams a moment later."""
         await self.set_takes_calls(False)
         asyncio.get_running_loop().call_later(WATCH_END_DELAY_S, self.servicer.end)
 
@@ -102,7 +103,7 @@ class Health:
             await asyncio.sleep(CHECK_S)
 
     async def _publish(self) -> None:
-        # In the protocol of gRPC's health checks the empty name stands for the server as a whole.
+        # In gRPC's health protocol the empty name stands for the server as a whole.
         for name in ("", self._service.name):
             await self.servicer.set(name, _status(self.is_serving))
         await self.servicer.set(LIVENESS, _status(not self._fault))

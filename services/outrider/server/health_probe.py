@@ -1,8 +1,7 @@
 """Asks a service for its health: ``python -m outrider.server.health_probe HOST:PORT [NAME]``.
 
-For probes where there is no other program to ask with. NAME is that of the gRPC service, like
-``outrider.v1.VerifierService``; without it the server as a whole is asked. In plaintext, which is what
-``--health-listen`` speaks.
+For probes in places without another program for it. NAME is the gRPC service's, like ``outrider.v1.VerifierService``;
+without it the server as a whole is asked. Plaintext, as ``--health-listen`` is.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def ask(address: str, name: str, timeout_s: float) -> int:
     """Checks a service's health. Returns the exit status."""
     request = health_pb2.HealthCheckRequest(service=name)
-    # gRPC obeys http_proxy even for an address on this machine, which is what a probe asks.
+    # gRPC obeys http_proxy even for an address on this machine, as a probe's is.
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)

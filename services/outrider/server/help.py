@@ -1,4 +1,4 @@
-"""The --help of a service: groups of flags in 80 columns, those first that most need. --help-all has the others too."""
+"""The --help of a service: groups of flags in 80 columns, the most needed first. --help-all also has the others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ ALL = "--help-all"
 HELPS = ("-h", "--help", ALL)
 WIDTH = 80
 FLAG_WIDTH = 30
-"""Columns of the flags, beside which their descriptions begin."""
+"""Width of the column of flags. Descriptions begin after it."""
 FIRST_FLAGS = frozenset({"listen", "model", "device", "dtype", "log_level", "metrics_listen"})
-"""Flags of every process that --help shows; the others that a service has not declared itself are for experts."""
+"""Flags of every process that --help shows; other flags that a service has not declared itself are for experts."""
 SHARED = ("outrider.server.", "outrider.security.")
-"""Modules of the settings that services have in common."""
+"""Modules of the settings that services share."""
 _RULES = ((Ge, "ge", "at least"), (Gt, "gt", "more than"), (Le, "le", "at most"), (Lt, "lt", "less than"))
 
 
 def help_of(settings: type[BaseSettings], *, is_whole: bool) -> str:
-    """Returns the text. `is_whole`: with the flags for experts."""
+    """Returns the text. `is_whole`: True to include the flags for experts."""
     doc = " ".join((settings.__doc__ or "").split())
     lines = [f"Usage: {settings.model_config.get('cli_prog_name')} [FLAGS]", "", *textwrap.wrap(doc, WIDTH)]
     for title, names in _groups(settings, is_whole=is_whole).items():
@@ -35,11 +35,11 @@ def help_of(settings: type[BaseSettings], *, is_whole: bool) -> str:
 
 
 def _groups(settings: type[BaseSettings], *, is_whole: bool) -> dict[str, list[str]]:
-    """Returns the names of fields by their groups, those that most need first."""
+    """Returns the names of fields by group, the most needed first."""
     own: list[str] = []
     groups: dict[str, list[str]] = {"First": [], "Its own": own, "Peers": [], "TLS and callers": [], "More": []}
     for name in settings.model_fields:
-        # The first in order that declares it: a service may give a common flag another default.
+        # The first class in order that declares it: a service may give a common flag another default.
         declaring = [each for each in settings.__mro__ if name in get_annotations(each)]
         if name in FIRST_FLAGS:
             groups["First"].append(name)
@@ -53,7 +53,7 @@ def _groups(settings: type[BaseSettings], *, is_whole: bool) -> dict[str, list[s
 
 
 def _flag(name: str, field: FieldInfo) -> Iterator[str]:
-    """Yields the lines of one flag: its name, and beside it what it does."""
+    """Yields the lines of one flag: its name, and next to it its description."""
     flag = f"--{name.replace('_', '-')}"
     if field.annotation is bool:
         flag += f", --no-{flag[2:]}"

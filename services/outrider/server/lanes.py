@@ -14,8 +14,8 @@ from typing import TypeVar
 from outrider.wire.errors import ResourceExhausted
 
 LARGE_BYTES = 16_384
-"""Requests from this size on are worked through in a thread. Measured: a tokenizer takes some 30 ms for as much text,
-and a thread takes 0.1 ms to start."""
+"""Requests from this size on are processed in a thread. Measured: a tokenizer takes some 30 ms for this much text, and
+a thread takes 0.1 ms to start."""
 MAX_WAITING_BYTES = 64 << 20
 """Most bytes of the requests that wait in a lane."""
 MAX_WAIT_S = 10.0
@@ -34,8 +34,8 @@ class _Waiting:
 
 
 class Lane:
-    """A few threads for one kind of work. Those who wait are served in turn: however much one caller sends, another one
-    waits for what runs, and for one request of each other caller. Lives on the event loop."""
+    """A few threads for one kind of work. Waiting callers are served in turn: however much one caller sends, another
+    waits only for the running requests, and for one request of each other caller. Lives on the event loop."""
 
     def __init__(
         self,
@@ -47,27 +47,29 @@ class Lane:
         """
         Args:
             name: The kind of work, for the names of threads and for errors: "tokenizing".
-            num_threads: Most requests that are worked on at a time.
-            max_waiting_bytes: Most bytes of those that wait. Beyond them, the caller that waits with most is refused.
+            num_threads: Most requests that are processed at a time.
+            max_waiting_bytes: Most bytes of the waiting requests. Beyond that, the caller with the most waiting bytes
+                is refused.
             max_wait_s: Longest time that a request waits for a thread, in seconds.
         """
         self._name, self._num_free = name, num_threads
         self._max_waiting_bytes, self._max_wait_s = max_waiting_bytes, max_wait_s
         self._threads = ThreadPoolExecutor(num_threads, name)
         self._queues: dict[str, deque[_Waiting]] = {}
-        """Those who wait by caller; the first caller is the next one."""
+        """Waiting requests by caller; the first caller is the next one."""
 
     async def run(self, work: Callable[[], _T], caller: str, num_bytes: int = 0, timeout_s: float | None = None) -> _T:
-        """Returns what `work` returns, or raises what it raises: called in a thread of the lane.
+        """Calls `work` in a thread of the lane, and returns or raises what it does.
 
         Args:
-            work: Is not interrupted: where its caller goes, or its time is up, the thread is free only when it ends.
-            caller: Distinguishes the one who asks from others.
-            num_bytes: Size of the request that waits for it.
+            work: Function to call. It is not interrupted: if its caller leaves, or its time is up, the thread is free
+                only when it ends.
+            caller: Distinguishes the caller from others.
+            num_bytes: Size of the waiting request.
             timeout_s: Longest time of the work itself, in seconds.
 
         Raises:
-            ResourceExhausted: too much waits, or it has waited for too long. Says when to come back.
+            ResourceExhausted: too much waits, or the request has waited for too long. Says when to retry.
             TimeoutError: the work has not ended in its time.
         """
         await self._turn(caller, num_bytes)
@@ -83,7 +85,8 @@ class Lane:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.wrap_future(running)
         finally:
-            # An error of the work holds this frame, and all that the work had made: it must not be held by it, too.
+            # An error of the work holds this frame through its traceback, and everything that the work made: the frame
+            # must not hold the error, too.
             del running
 
     async def _turn(self, caller: str, num_bytes: int) -> None:
@@ -103,7 +106,7 @@ class Lane:
                 if not queue:
                     del self._queues[caller]
             elif waiting.turn.done() and not waiting.turn.cancelled() and waiting.turn.exception() is None:
-                self._next()  # the turn came in the moment in which nobody waited for it any more
+                self._next()  # the turn came just when the caller had stopped waiting
             if isinstance(error, TimeoutError):
                 busy = f"all threads for {self._name} have been busy for {self._max_wait_s:g} s"
                 raise ResourceExhausted(busy) from None
@@ -123,7 +126,7 @@ class Lane:
         self._num_free += 1
 
     def _refuse_excess(self) -> None:
-        """Refuses the latest requests of the caller that waits with most, as long as too much waits."""
+        """Refuses the latest requests of the caller with the most waiting bytes, as long as too much waits."""
         sizes = {caller: sum(each.num_bytes for each in queue) for caller, queue in self._queues.items()}
         while sum(sizes.values()) > self._max_waiting_bytes:
             largest = max(sizes, key=lambda caller: sizes[caller])

@@ -1,6 +1,6 @@
-"""Requests whose bytes cannot be decoded: they are answered with INVALID_ARGUMENT, not with gRPC's UNKNOWN.
+"""Answers requests whose bytes cannot be decoded with INVALID_ARGUMENT, not with gRPC's UNKNOWN.
 
-Good messages pass unchanged; each costs one more call, which catches the decoder's error.
+Valid messages pass unchanged; each costs one more call, which catches the decoder's error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.wire.errors import InvalidArgument, rpc_errors
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any
-"""A `grpc.RpcMethodHandler` of any request and response: generic in its stubs alone."""
+"""A `grpc.RpcMethodHandler` of any request and response. It is generic only in the type stubs."""
 Behaviour = Callable[[Any, Context], Any]
 """A servicer's method: a coroutine function or an async generator function."""
 
@@ -39,7 +39,8 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
             return handler
         method = handler_call_details.method
         known, refusing = self._refusing.get(method, (None, handler))
-        # A wrapper is kept per method, not made per call; a servicer that returns another handler gets another wrapper.
+        # A wrapper is cached per method, not made per call; a servicer that returns another handler gets another
+        # wrapper.
         if known is not handler:
             refusing = _refusing_malformed(handler, method)
             self._refusing[method] = handler, refusing
@@ -50,7 +51,8 @@ def _refusing_malformed(handler: Handler, method: str) -> Handler:
     """Returns the handler, wrapped so that it refuses messages that cannot be decoded."""
     decode = handler.request_deserializer
     if handler.request_streaming:
-        # gRPC decodes where the servicer reads its next message, so the error is raised there, inside its own code.
+        # gRPC decodes when the servicer reads its next message, so the error is raised there, inside the servicer's
+        # code.
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
                 _with_read_errors(handler.stream_stream), _raising_decoder(decode, method), handler.response_serializer
@@ -58,8 +60,8 @@ def _refusing_malformed(handler: Handler, method: str) -> Handler:
         return grpc.stream_unary_rpc_method_handler(
             _with_read_errors(handler.stream_unary), _raising_decoder(decode, method), handler.response_serializer
         )
-    # gRPC decodes before it calls the servicer, and would answer an error itself: so the error is passed on in place of
-    # the message.
+    # gRPC decodes before it calls the servicer, and would answer an error itself. The error is therefore passed on in
+    # place of the message.
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(
             _with_request_error(handler.unary_stream), _returning_decoder(decode, method), handler.response_serializer
@@ -101,7 +103,7 @@ def _with_read_errors(behaviour: Behaviour) -> Behaviour:
 
         async def respond(requests: Any, context: Context) -> AsyncIterator[Any]:
             with rpc_errors(context):
-                # gRPC knows the outer generator alone; the inner one would be closed by the garbage collector.
+                # gRPC knows only the outer generator; the garbage collector would close the inner one.
                 async with aclosing(behaviour(requests, context)) as responses:
                     async for response in responses:
                         yield response

@@ -1,4 +1,4 @@
-"""The process around a service, by whatever protocol it serves: settings, logs, cores, traces, signals, exit status."""
+"""The process around a service of any protocol: settings, logs, cores, traces, signals, exit status."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from outrider.telemetry.stderr import drain_stderr, replace_stderr
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds for which a thread that computes in Python keeps the GIL while another one wants it. An engine gives it up at
-each of a forward's launches, and would wait for it for up to 5 ms, Python's default, while the event loop writes
+"""Seconds for which a thread that computes in Python keeps the GIL while another one wants it. An engine gives the GIL
+up at each of a forward's launches, and would wait for it up to 5 ms, Python's default, while the event loop writes
 messages."""
 
 
 SPIN_COUNT = "1000"
-"""Turns for which a thread of OpenMP waits awake, some 50 microseconds: about what it takes to wake a thread, so that a
-wait costs twice the least at most. By default it is hundreds of times as long, and one that waits for a thread which
-another program keeps from running takes the core from others meanwhile."""
+"""Turns for which a thread of OpenMP spins while it waits, some 50 microseconds. Waking a thread takes about as long,
+so that a wait costs at most twice the minimum. The default is hundreds of times as long: a thread that waits for one
+that another program keeps from running takes the core from others meanwhile."""
 
 
 def say_step(words: str) -> None:
-    """Says on stdout what a service is at while it gets ready: it may take minutes."""
+    """Prints on stdout what a service does while it gets ready, which may take minutes."""
     print(f"step: {words}", flush=True)
 
 
 def run_process(
     name: str, settings_class: type[Settings], load: Callable[[], Callable[[Settings], Awaitable[None]]]
 ) -> None:
-    """Reads the settings from the command line, and runs what serves until it ends.
+    """Reads the settings from the command line, and runs the serving function until it ends.
 
     Args:
         name: Short name of the service, in its logs and traces.
-        settings_class: Its flags and variables.
+        settings_class: Flags and variables of the service.
         load: Imports the service, and returns the function that serves. Called after the settings are read: torch takes
-            seconds to import, and a wrong flag is reported before.
+            seconds to import, and a wrong flag is reported before that.
     """
     replace_stderr()
     settings = parse_settings(settings_class)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Before the imports, which take seconds, and in words: gRPC would log a page of its own.
+    # Checked before the imports, which take seconds, and with a short message: gRPC would log a whole page.
     for flag, address in {"--listen": settings.listen, "--metrics-listen": settings.metrics_listen}.items():
         if is_taken(address):
             raise SystemExit(f"error: {flag}: port {address.rpartition(':')[2]} is in use, got {address!r}")
@@ -66,12 +66,12 @@ def run_process(
     try:
         asyncio.run(_serve(load(), settings))
     except KeyboardInterrupt:
-        # It came before `signals` had replaced Python's own handler of SIGINT, mostly while `load` imports.
+        # SIGINT came before `signals` had replaced Python's own handler, mostly while `load` imports.
         raise SystemExit(INTERRUPTED) from None
     finally:
         if traces is not None:
             traces.stop()
-    # A model that still loads, or a hub that is asked again and again, is nobody's any more. Python would wait for the
+    # A model that still loads, or a download that is still retried, is no longer needed. Python would wait for its
     # thread, which cannot be ended.
     if any(not thread.daemon for thread in set(threading.enumerate()) - threads):
         with suppress(OSError):
@@ -81,30 +81,30 @@ def run_process(
 
 
 def announce(line: str) -> None:
-    """Prints a line on stdout for whoever has started this process, and may have gone since."""
+    """Prints a line on stdout for the process that has started this one, which may be gone."""
     try:
         print(line, flush=True)
     except OSError:
-        # Python would flush what is left at its end, fail again, and exit with an error for it.
+        # At exit Python would flush the rest, fail again, and report an error.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def is_taken(address: str) -> bool:
-    """Returns True if something listens at an address, HOST:PORT, where it could be listened at otherwise."""
+    """Returns True if an address of this machine, HOST:PORT, is in use by a listener."""
     host, _, port = address.rpartition(":")
     if port in ("", "0"):
         return False
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
-        return False  # no address of this machine: the server's own words tell why
+        return False  # no address of this machine: the server's own message says why
     return any(_is_in_use(family, place) for family, *_, place in found)
 
 
 def _is_in_use(family: int, place: tuple[object, ...]) -> bool:
     with socket.socket(family) as listener:
-        # As servers do: connections of an earlier one that are still being forgotten are no obstacle.
+        # As servers do: connections of an earlier server in TIME_WAIT are no obstacle.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(place)
@@ -138,7 +138,7 @@ def signals() -> asyncio.Event:
 
 
 def freeze_gc() -> None:
-    """Exempts everything that is loaded by now from garbage collection, which would go through it again and again."""
-    # Garbage that is frozen is never freed, so it goes first.
+    """Exempts everything that is loaded by now from garbage collection, which would scan it repeatedly."""
+    # Frozen garbage is never freed, so it is collected first.
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """Runs a service from its settings to its exit: binds, loads, serves, drains.
 
-The order matters to those that watch it: the ports are bound and announced first (lines on stdout, of which `listening
-HOST:PORT` is the first; `step: WORDS` say later what it is at), Prometheus may read from then on, health answers
+The order matters to observers. First the ports are bound and announced (lines on stdout: `listening HOST:PORT` is the
+first, and later `step: WORDS` lines name the current step). From then on Prometheus may read. Health answers
 NOT_SERVING while the service loads and while it drains, and SERVING only in between. SIGTERM and SIGINT drain: callers
 are sent elsewhere, new calls are refused with UNAVAILABLE, running ones may end. A second signal cuts them off.
 """
@@ -33,21 +33,21 @@ from outrider.wire.channels import CHANNEL_OPTIONS
 log = structlog.get_logger(__name__)
 
 FLOOD_OPTIONS: Sequence[tuple[str, Any]] = (
-    # Of one connection. gRPC counts streams that were reset until they are taken apart, and refuses those beyond in its
-    # own thread. A client of gRPC keeps to the number, but knows nothing of that count: 4000 calls at once must pass.
+    # Per connection. gRPC counts reset streams until they are cleaned up, and refuses excess ones in its own thread. A
+    # gRPC client respects the limit, but does not know that count: 4000 calls at once must pass.
     ("grpc.max_concurrent_streams", 4096),
     # Calls of all connections that the event loop has not taken yet, some 9 kB each. From the first number on gRPC ends
-    # calls at random with CANCELLED. By default that is 1000, which one connection, or many honest callers, reach.
+    # calls at random with CANCELLED. Its default is 1000, which one connection, or many honest callers, reach.
     ("grpc.server.max_pending_requests", 32_768),
     ("grpc.server.max_pending_requests_hard_limit", 65_536),
 )
-"""Options by which a flood of calls that are begun and reset does not end the calls of others."""
+"""Options that keep a flood of calls that are begun and reset from ending the calls of others."""
 
 OfService = TypeVar("OfService", bound=ServiceSettings)
 
 
 class CannotLoad(Exception):
-    """The service cannot get ready, and ends. The message names the setting."""
+    """The service cannot get ready and ends. The message names the setting."""
 
 
 class Service(Protocol):
@@ -66,11 +66,11 @@ class Service(Protocol):
         """Yields the current metrics. Called in another thread, between `register` and `close`."""
 
     def drain(self) -> None:
-        """Refuses new calls from here on, and ends those that would last: their callers go elsewhere. Called when no
-        connection takes a new call any more."""
+        """Refuses new calls from now on, and ends long-lived ones: their callers go elsewhere. Called after all
+        connections have stopped taking new calls."""
 
     def fault(self) -> str:
-        """Returns why the service can do no work until it is restarted; empty means that it can."""
+        """Returns why the service cannot work until it is restarted; empty means that it can."""
 
     async def close(self) -> None:
         """Ends everything."""
@@ -112,7 +112,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
     address = _bind(server, "--listen", settings.listen, credentials)
     health_server, health_address = _health_server(service_health.servicer, settings.health_listen)
     metrics = ServiceMetrics(service.metrics, settings.metrics_listen, lambda: service_health.is_serving)
-    # Before the start: the health servicer of grpcio answers SERVING for the whole server until it is set.
+    # Before the start: the health servicer of grpcio answers SERVING for the whole server until a status is set.
     await service_health.set_takes_calls(False)
     await server.start()
     announce(f"listening {address}")
@@ -145,11 +145,11 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         for task in (stopping, loading, watching):
             task.cancel()
         await server.stop(0)
-        # Not cancelled but awaited: its exception, if the server has ended by itself, must be retrieved.
+        # Awaited, not cancelled: if the server has ended by itself, its exception must be retrieved.
         await asyncio.gather(ended, return_exceptions=True)
         if health_server is not None:
             await health_server.stop(0)
-        # In a thread: it waits for up to half a second, and for a scrape that may be under way.
+        # In a thread: it waits up to half a second, and for a scrape that may be under way.
         await asyncio.to_thread(metrics.close)
         await service.close()
         log.info("server.stopped")
@@ -176,8 +176,8 @@ def _make_server(gates: Sequence[grpc.aio.ServerInterceptor], settings: ServiceS
         options=[
             *CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", settings.max_message_bytes),
-            # Half of the shortest that our own clients keep to. gRPC's default is 5 minutes, and it ends a connection
-            # with "too_many_pings" that sends its keepalive more often.
+            # Half of the shortest interval of our own clients. gRPC's default is 5 minutes, and it ends a connection
+            # that sends its keepalive more often with "too_many_pings".
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             *FLOOD_OPTIONS,
             *_connection_age(settings.max_connection_age_s),
@@ -187,12 +187,12 @@ def _make_server(gates: Sequence[grpc.aio.ServerInterceptor], settings: ServiceS
 
 def _connection_age(age_s: float) -> Sequence[tuple[str, Any]]:
     """Returns options of a server that closes its connections at that age; 0 means never."""
-    # The calls of such a connection are not cut off: gRPC's max_connection_age_grace is unlimited by default.
+    # The calls on such a connection are not cut off: gRPC's max_connection_age_grace is unlimited by default.
     return [("grpc.max_connection_age_ms", max(1, round(1000 * age_s)))] if age_s else []
 
 
 def _bind(server: grpc.aio.Server, flag: str, listen: str, credentials: grpc.ServerCredentials | None) -> str:
-    """Binds the server to an address. Returns it, with the port that was chosen for port 0."""
+    """Binds the server to an address. Returns the address, with the chosen port in place of port 0."""
     try:
         port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
@@ -207,15 +207,15 @@ def _health_server(healthcheck: health.aio.HealthServicer, listen: str) -> tuple
     """
     if not listen:
         return None, ""
-    # gRPC shares a port that another process of the same user listens on unless it is forbidden to.
+    # By default gRPC shares a port on which another process of the same user listens.
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *FLOOD_OPTIONS])
     health_pb2_grpc.add_HealthServicer_to_server(healthcheck, server)
     return server, _bind(server, "--health-listen", listen, None)
 
 
 async def _first_of(ended: asyncio.Task[bool], *tasks: asyncio.Task[Any]) -> None:
-    """Returns when one of the tasks has ended. Raises SystemExit if the server ends by itself: a process that serves no
-    calls should not look alive."""
+    """Returns when one of the tasks has ended. Raises SystemExit if the server has ended by itself: a process that
+    serves no calls should not look alive."""
     await asyncio.wait((ended, *tasks), return_when=asyncio.FIRST_COMPLETED)
     if ended.done():
         raise SystemExit("error: the gRPC server has ended by itself") from ended.exception()
@@ -224,10 +224,10 @@ async def _first_of(ended: asyncio.Task[bool], *tasks: asyncio.Task[Any]) -> Non
 async def _drain(
     service: Service, server: grpc.aio.Server, grace_s: float, hurry: Callable[[], Awaitable[object]]
 ) -> None:
-    """Stops the server as soon as no call runs, after `grace_s` at the latest, or when `hurry` returns."""
+    """Stops the server when no call runs any more, after `grace_s` at the latest, or when `hurry` returns."""
     stopped = asyncio.ensure_future(server.stop(grace_s))
     # Lets the stop begin, which sends GOAWAY: a caller whose call ends in `drain` must know by then that this
-    # connection takes no other, so that it goes elsewhere.
+    # connection takes no further calls, so that it goes elsewhere.
     await asyncio.sleep(0)
     service.drain()
     hurried = asyncio.ensure_future(hurry())

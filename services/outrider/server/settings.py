@@ -28,7 +28,7 @@ from outrider.server.help import ALL, HELPS, help_of
 from outrider.telemetry.redaction import without_secrets
 
 MIN_NUM_BLOCKS = 8
-"""Least blocks of a pool of keys and values: what the measurements at the start take."""
+"""Least blocks of a pool of keys and values: the measurements at the start need them."""
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
 Settings = TypeVar("Settings", bound="ProcessSettings")
@@ -43,7 +43,7 @@ def model_config(service: str) -> SettingsConfigDict:
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
-        # Errors are printed by `parse_settings`: argparse would print them with the secrets that they quote.
+        # `parse_settings` prints errors: argparse would print them with the secrets that they quote.
         cli_exit_on_error=False,
         extra="forbid",
         frozen=True,
@@ -51,10 +51,10 @@ def model_config(service: str) -> SettingsConfigDict:
 
 
 class ProcessSettings(ListenTlsSettings):
-    """Holds the settings of every process that serves, by whatever protocol."""
+    """Holds the settings of every process that serves, whatever its protocol."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Has --help, whose beginning is the docstring, name the variables."""
+        """Adds the variables' names to --help, which begins with the docstring."""
         super().__init_subclass__(**kwargs)
         if (config := cls.__dict__.get("model_config")) and cls.__doc__:
             prefix = config["env_prefix"]
@@ -96,7 +96,7 @@ class ProcessSettings(ListenTlsSettings):
         if not value:
             return value
         try:
-            # Checks the port too: urlsplit takes any, and only `port` raises ValueError.
+            # Checks the port too: urlsplit accepts any, and only `port` raises ValueError.
             url = urlsplit(value)
             is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
         except ValueError:
@@ -142,13 +142,13 @@ class DialingSettings(ServiceSettings, PeerSecuritySettings):
 
 
 def draft_dtype_on(device: str) -> Literal["auto", "float32"]:
-    """Returns the numbers of a draft model for which none are named: small models are fastest in float32 on a CPU, and
-    elsewhere what is read of their weights is what they cost."""
+    """Returns the default dtype of a draft model: small models are fastest in float32 on a CPU; on other devices,
+    reading the weights dominates their cost."""
     return "float32" if device == "cpu" else "auto"
 
 
 class ModelSettings(DialingSettings):
-    """Settings of a service that runs a model. `outrider.models.loading.load_for` loads what they name."""
+    """Settings of a service that runs a model. `outrider.models.loading.load_for` loads the model."""
 
     model: str = Field("", description="Model: a demo name, a folder or a Hugging Face name.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the model.")
@@ -186,14 +186,15 @@ class ModelSettings(DialingSettings):
 
 
 def checked_device(value: str) -> str:
-    """Returns the name of a torch device. Raises ValueError if it is none."""
+    """Returns the name of a torch device. Raises ValueError if it is not one."""
     if not is_device(value):
         raise ValueError(f"must be {DEVICE_RULE}")
     return value
 
 
 def check_pool(flag: str, num_tokens: int, block_size: int) -> None:
-    """Raises ValueError if a pool of so many tokens, as the flag says, is too small; 0 means that it does not say."""
+    """Raises ValueError if a pool of this many tokens, the value of the flag, is too small. 0 means that the flag is
+    unset."""
     least = MIN_NUM_BLOCKS * block_size
     if 0 < num_tokens < least:
         raise ValueError(
@@ -204,8 +205,8 @@ def check_pool(flag: str, num_tokens: int, block_size: int) -> None:
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:
     """Reads settings from arguments (default: the command line) and the environment.
 
-    --help ends the process with status 0. A wrong value ends it with status 2 and one line for each, naming the flag
-    and the rule. Of a variable that is none a line warns: a misspelt one would be ignored in silence.
+    --help ends the process with status 0. Wrong values end it with status 2 and one line for each, which names the flag
+    and the rule. A line warns of an unknown variable: a misspelt one would be ignored silently.
     """
     given = sys.argv[1:] if arguments is None else arguments
     if not {*HELPS}.isdisjoint(given):
@@ -228,7 +229,7 @@ def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> S
 
 
 def _unknown(cls: type[ProcessSettings], arguments: Iterable[str]) -> Iterator[str]:
-    """Yields a complaint of each flag that there is not."""
+    """Yields an error for each unknown flag."""
     names = [name.replace("_", "-") for name in cls.model_fields]
     switches = [name.replace("_", "-") for name, field in cls.model_fields.items() if field.annotation is bool]
     known = [f"--{name}" for name in (*names, *(f"no-{name}" for name in switches))]
@@ -240,8 +241,8 @@ def _unknown(cls: type[ProcessSettings], arguments: Iterable[str]) -> Iterator[s
 
 
 def _complaint(cls: type[ProcessSettings], item: ErrorDetails) -> str:
-    """A flag, the rule, and the value unless the flag is a secret one."""
-    # pydantic puts these words in front of the message of a validator's ValueError.
+    """Returns the flag, the rule, and the value unless it is secret."""
+    # pydantic prefixes the message of a validator's ValueError with these words.
     rule = item["msg"].removeprefix("Value error, ")
     if not item["loc"]:
         return rule  # about several flags, which it names
@@ -253,7 +254,7 @@ def _complaint(cls: type[ProcessSettings], item: ErrorDetails) -> str:
 
 
 def _misspelt(cls: type[ProcessSettings], environment: Iterable[str]) -> Iterator[str]:
-    """Yields a complaint of each variable that was meant for this service, and is none of its."""
+    """Yields a warning for each variable with this service's prefix that it does not have."""
     prefix = str(cls.model_config["env_prefix"])
     known = [f"{prefix}{name}".upper() for name in cls.model_fields]
     for name in sorted(map(str.upper, environment)):

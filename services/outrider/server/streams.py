@@ -1,4 +1,4 @@
-"""Streams as a server writes, drains and feeds them, without holding up other calls on its event loop."""
+"""Writes, drains and reads the streams of a server, without holding up other calls on its event loop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ async def write(
     """Sends a message on a stream, and gives up on a caller that does not read.
 
     Args:
-        context: Of the call. Its method writes to the context instead of being a generator: gRPC drives a generator
-            itself, and then there is no place for a deadline on a single write.
+        context: Context of the call. Its method writes to the context instead of being a generator: gRPC drives a
+            generator itself, which leaves no place for a deadline on a single write.
         message: A response of the call's type.
         stall_timeout_s: Seconds that the write may wait. It waits only while the flow-control windows of HTTP/2 are
-            full, that is, while nothing is read at the other end.
+            full, that is, while the other end reads nothing.
         reader: Name for the caller in the error, like "client".
 
     Raises:
@@ -39,11 +39,11 @@ async def write(
 
 
 async def opened(requests: AsyncIterator[_Request], stall_timeout_s: float) -> AsyncIterator[_Request]:
-    """Yields the requests of a stream whose first one comes in time: nobody shall hold a call without a word. Later a
-    caller may have nothing to say for as long as its connection lives.
+    """Yields the requests of a stream whose first one comes in time: a caller must not hold a call without sending
+    anything. Later it may be silent for as long as its connection lives.
 
     Raises:
-        DeadlineExceeded: the caller has said nothing in that time.
+        DeadlineExceeded: the caller has sent nothing in that time.
     """
     try:
         async with asyncio.timeout(stall_timeout_s):
@@ -57,7 +57,7 @@ async def opened(requests: AsyncIterator[_Request], stall_timeout_s: float) -> A
 
 
 class DrainableStreams:
-    """Holds the streams of a server that would last as long as their callers. Lives on the event loop."""
+    """Holds those streams of a server that would last as long as their callers. Lives on the event loop."""
 
     def __init__(self, max_age_s: float) -> None:
         """`max_age_s`: a stream ends after that time, so that its caller opens another one, perhaps on a replica with
@@ -70,7 +70,7 @@ class DrainableStreams:
         """Holds the stream of the running task. The body is left, without an error, when the stream ends.
 
         Args:
-            ages: False for a stream that ends with the server only.
+            ages: False for a stream that ends only with the server.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -94,7 +94,7 @@ class DrainableStreams:
     def end(self) -> None:
         """Ends all streams: each with OK, once the request that it works on is answered."""
         for stream in self._streams:
-            stream.end()  # only schedules the cancellation, so that the set stays as it is during the loop
+            stream.end()  # only schedules the cancellation: the set does not change during the loop
 
 
 class DrainableStream:
@@ -102,7 +102,7 @@ class DrainableStream:
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.was_cancelled = False
-        """True if it was ended while it waited for a request."""
+        """True if the stream was ended while it waited for a request."""
         self._task = task
         self._is_busy = self._is_over = False
 
@@ -112,17 +112,17 @@ class DrainableStream:
         async for request in requests:
             self._is_busy = True
             yield request
-            # The servicer asks for the next request only when it has sent the answer to this one.
+            # The servicer asks for the next request only after it has sent the answer to this one.
             self._is_busy = False
             if self._is_over:
                 return
 
     def end(self) -> None:
-        """Ends the stream: at once while it waits for a request, else after the one that it works on."""
+        """Ends the stream: at once if it waits for a request, otherwise after the one that it works on."""
         if self._is_over:
             return
         self._is_over = True
         if not self._is_busy:
             self.was_cancelled = True
-            # A read of gRPC cannot be left in any other way: the request iterator has no method to close it.
+            # There is no other way to end a read of gRPC: the request iterator has no method to close it.
             self._task.cancel()

@@ -1,5 +1,4 @@
-"""Lists of addresses, those in them that never leave this machine (only there is plaintext allowed without a flag), and
-URLs of Redis."""
+"""Lists of addresses, loopback addresses (only for them plaintext is allowed without a flag), and URLs of Redis."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ _RESOLVERS = ("ipv4:", "ipv6:", "dns:")
 
 
 def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns each address of a list once, in order; in a string there are commas between. Raises ValueError without
-    any."""
+    """Returns each address of a list once, in order; a string has commas between them. Raises ValueError if there is
+    none."""
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(address.strip() for address in listed if address.strip()))
     if not found:
@@ -30,21 +29,22 @@ SENTINEL_PORT = 26379
 
 
 class SentinelUrl(NamedTuple):
-    """Names a primary that Sentinels know: redis+sentinel:// or, with TLS, rediss+sentinel://."""
+    """A primary that Sentinels know: redis+sentinel:// or, with TLS, rediss+sentinel://."""
 
     sentinels: tuple[tuple[str, int], ...]
-    """Host and port of each, in order."""
+    """Host and port of each Sentinel, in order."""
     service: str
     primary: str
-    """URL of a server with the same credentials, database and options, whose host stands for no machine."""
+    """URL of a server with the same credentials, database and options, whose host is only a placeholder."""
 
 
 def sentinel_url(value: str) -> SentinelUrl | None:
-    """Returns what a URL for Sentinel names; None means that it is of another kind. Raises ValueError for nonsense."""
+    """Returns what a URL for Sentinel names; None means that it is of another kind. Raises ValueError for a malformed
+    one."""
     scheme, _, rest = value.partition("+sentinel://")
     if scheme not in ("redis", "rediss") or not rest:
         return None
-    # By hand: urlsplit refuses several ports.
+    # Parsed by hand: urlsplit refuses several ports.
     place, _, query = rest.partition("?")
     authority, _, path = place.partition("/")
     credentials, at, hosts = authority.rpartition("@")
@@ -66,7 +66,7 @@ def is_redis_url(value: str) -> bool:
         if sentinel_url(value) is not None:
             return True
         url = urlsplit(value)
-        # `port` raises ValueError for one that is no number: redis-py would only fail when it connects.
+        # `port` raises ValueError if it is not a number: redis-py would fail only when it connects.
         server = url.path if url.scheme == "unix" else url.hostname
         return url.scheme in ("redis", "rediss", "unix") and bool(server) and (url.port is None or url.port > 0)
     except ValueError:
@@ -74,7 +74,7 @@ def is_redis_url(value: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether an address, or each one of a gRPC target, is of this machine: 127.0.0.0/8, ::1, localhost, unix:.
+    """Returns True if an address, or each one of a gRPC target, is of this machine: 127.0.0.0/8, ::1, localhost, unix:.
 
     A name other than localhost is not, whatever it resolves to now.
     """
@@ -88,7 +88,7 @@ def _is_loopback(address: str) -> bool:
         if address.startswith(resolver):
             address = address.removeprefix(resolver)
             if address.startswith("//"):
-                # dns://authority/name asks that authority, which may answer anything for localhost, too; dns:///name
+                # dns://authority/name asks that authority, which may answer anything, even for localhost; dns:///name
                 # and dns:name ask the system's resolver.
                 authority, _, address = address.removeprefix("//").partition("/")
                 if authority:

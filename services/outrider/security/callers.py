@@ -1,4 +1,4 @@
-"""The caller of a call, as its credentials say: never as the message says."""
+"""The caller of a call, according to its credentials, never to the message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 DEFAULT_TENANT = "default"
-"""Owner, at a datastore, of what belongs to no tenant. So no tenant may have this name."""
+"""Owner, at a datastore, of what belongs to no tenant. No tenant may therefore have this name."""
 
 
 class Role(Enum):
@@ -25,7 +25,7 @@ class Role(Enum):
     MANAGE = "manage"
     """Prior corpora."""
     SERVICE = "service"
-    """All that services ask of each other, on behalf of any tenant."""
+    """All calls between services, on behalf of any tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Caller:
     """The owner of a credential."""
 
     name: str = field(repr=False)
-    """Distinguishes it from others; for this process alone."""
+    """Distinguishes it from others, within this process only."""
     tenant: str
     """Empty means that it belongs to no tenant."""
     roles: frozenset[Role]
@@ -79,14 +79,14 @@ def set_current_caller(caller: Caller) -> None:
 
 
 def name_of_caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Returns a name that distinguishes the callers of a server: by their credentials, without these by their
-    certificates, without those by their hosts."""
+    """Returns a name that distinguishes the callers of a server: by their credentials, otherwise by their certificates,
+    otherwise by their hosts."""
     caller = current_caller()
     if caller is not None:
         return caller.name
     identities = context.peer_identities()
     if identities:
         return b" ".join(identities).decode(errors="replace")
-    # Connections of one host differ in the port; those of a Unix socket have none.
+    # Connections of one host differ in the port; those of a Unix socket have no port.
     peer = context.peer()
     return peer if peer.startswith("unix") else peer.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""Certificates and their keys, checked before gRPC sees them: it would report only that a handshake failed."""
+"""Checks certificates and their keys before gRPC sees them: gRPC would report only that a handshake failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.security.watched_files import WatchedFiles
 
 
 def check_ca(pem: bytes) -> None:
-    """Raises ValueError if there are no certificates to trust in it."""
+    """Raises ValueError if it has no certificates to trust."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError):
@@ -35,8 +35,8 @@ def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerC
     paths = [Path(cert), Path(key), *([Path(client_ca)] if client_ca else [])]
 
     def configuration(contents: Sequence[bytes]) -> grpc.ServerCertificateConfiguration:
-        # OpenSSL reads a pair from files only. Should they be newer than `contents`, they are read again: the change
-        # shows in their signature.
+        # OpenSSL reads a pair from files only. If they are newer than `contents`, they are read again: their signature
+        # shows the change.
         check_pair(paths[0], paths[1])
         roots = contents[2] if client_ca else None
         if roots is not None:
@@ -50,14 +50,14 @@ def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerC
     def changed() -> grpc.ServerCertificateConfiguration | None:
         """Returns the certificates from this handshake on. None means as before. Called by threads of gRPC."""
         nonlocal known
-        # Without a lock: two threads that find the same change both return it, which does no harm.
+        # Without a lock: two threads that find the same change both return it, which is harmless.
         current = files.current()
         if current is known:
             return None
         known = current
         return current
 
-    # The type stubs do not know of None, the documentation does.
+    # The documentation allows None, the type stubs do not.
     return grpc.dynamic_ssl_server_credentials(known, changed, bool(client_ca))  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ def server_tls(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
     first = files.current()
 
     def renew(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, known: ssl.SSLContext) -> None:
-        """Hands a handshake over to the certificates as they are now. Called by each, with a name or without."""
+        """Uses the current certificates for a handshake. Called in each handshake, with a name or without."""
         connection.context = files.current()
 
     first.sni_callback = renew
@@ -88,7 +88,7 @@ def server_tls(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
 
 
 def channel_credentials(ca: Path, cert: Path | None, key: Path | None) -> WatchedFiles[grpc.ChannelCredentials]:
-    """Returns the TLS of channels: another object whenever the files have changed. Raises UnusableFile."""
+    """Returns the TLS of channels: a new object whenever the files have changed. Raises UnusableFile."""
     pair = (cert, key) if cert is not None and key is not None else None
 
     def credentials(contents: Sequence[bytes]) -> grpc.ChannelCredentials:

@@ -1,6 +1,6 @@
 """The file of --credentials: who may call, as whom, and how much.
 
-A JSON list. A token stands there as its SHA-256 only, so that reading the file is not enough to get in:
+A JSON list. It has only the SHA-256 of a token, so that reading the file is not enough to get in:
 
     [{"token_sha256": "9f86...", "tenant": "acme", "roles": ["generate"], "limits": {"num_sessions": 4}},
      {"certificate": "verifier.example", "roles": ["service"]}]
@@ -23,7 +23,7 @@ MAX_TENANT_LEN = 256
 
 
 class LimitsEntry(BaseModel):
-    """Limits of a tenant in the file; one that is absent does not exist."""
+    """Limits of a tenant in the file; an absent one means no limit."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,7 +58,7 @@ _ENTRIES = TypeAdapter(list[CredentialEntry])
 
 
 class CredentialBook:
-    """Holds all credentials of a file, to look callers up."""
+    """Holds all credentials of a file, and looks callers up."""
 
     def __init__(self, entries: Iterable[CredentialEntry]) -> None:
         """Raises ValueError if entries contradict each other."""
@@ -79,18 +79,18 @@ class CredentialBook:
 
     @property
     def has_certificates(self) -> bool:
-        """True if callers may be known by their certificates."""
+        """True if callers may be identified by certificates."""
         return bool(self._by_certificate)
 
     def with_token(self, token: str) -> Caller | None:
-        """Returns the owner of a token. The time that it takes does not depend on the token."""
+        """Returns the owner of a token. Its duration does not depend on the token."""
         # One round of SHA-256 without salt is enough for the 32 random bytes that `outrider credentials new` makes:
         # unlike passwords they cannot be guessed.
         digest = hashlib.sha256(token.encode()).digest()
         found = None
         for known, caller in self._by_digest.items():
             if hmac.compare_digest(known, digest):
-                found = caller  # no break: the time would tell where in the file the token stands
+                found = caller  # no break: the time would tell the token's place in the file
         return found
 
     def with_certificate(self, names: Iterable[str]) -> Caller | None:
@@ -99,7 +99,7 @@ class CredentialBook:
 
 
 def _limits_by_tenant(entries: Iterable[CredentialEntry]) -> dict[str, TenantLimits]:
-    """Returns the limits by tenant: they hold whichever of its credentials a caller uses."""
+    """Returns the limits by tenant: they hold for all credentials of a tenant."""
     found: dict[str, TenantLimits] = {}
     for entry in entries:
         if entry.limits is not None:
@@ -121,7 +121,7 @@ def credential_book(path: str, *, has_client_certificates: bool) -> WatchedFiles
         try:
             book = CredentialBook(_ENTRIES.validate_json(contents[0]))
         except ValidationError as error:
-            # Not its text: that quotes the file.
+            # Not the text of the error, which quotes the file.
             problems = (f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors())
             raise ValueError("; ".join(problems)) from None
         if book.has_certificates and not has_client_certificates:

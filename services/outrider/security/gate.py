@@ -1,6 +1,6 @@
 """The gate of a server: every call of every service passes it first, including those of health and reflection.
 
-A token is judged before anything of the call is read. A certificate can be seen only by the handler.
+A token is checked before anything of the call is read. Only the handler can see a certificate.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Refused(Exception):
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Admits callers that are known and may call the method, and makes them the `current_caller`."""
+    """Admits known callers that may call the method, and makes them the `current_caller`."""
 
     def __init__(self, book: WatchedFiles[CredentialBook], service: str) -> None:
-        """`service`: full name of the service that the server is there for."""
+        """`service`: full name of the server's main service."""
         self._book, self._service = book, service
 
     async def intercept_service(
@@ -52,14 +52,14 @@ class Gate(grpc.aio.ServerInterceptor):
             caller = book.with_token(token) if token is not None else None
             if caller is None:
                 raise _unknown("this token is not in the server's list" if token is not None else NO_TOKEN)
-            # gRPC runs the interceptors and the handler of a call in one task: what is set here is seen there.
+            # gRPC runs the interceptors and the handler of a call in one task: the handler sees what is set here.
             set_current_caller(self._checked(caller, method, is_known=handler is not None))
         except _Refused as refused:
             return _refusing(refused, method)
         return cast(Handler, handler)  # None is what gRPC answers UNIMPLEMENTED to
 
     def _checked(self, caller: Caller, method: str, *, is_known: bool = True) -> Caller:
-        # That a method does not exist is told to everybody who has credentials, and to nobody else.
+        # Only callers with credentials are told that a method does not exist.
         if is_known and not caller.roles & permitted_roles(method, self._service):
             roles = ", ".join(sorted(role.value for role in caller.roles))
             raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for the roles of the caller ({roles})")
@@ -109,7 +109,7 @@ def _names_of(context: Context) -> Iterator[str]:
 
 async def _refuse(refused: _Refused, method: str, context: Context) -> None:
     log.info("caller.refused", method=method, peer=context.peer(), code=refused.code.name)
-    await context.abort(refused.code, str(refused))  # raises: what stands behind the check is not reached
+    await context.abort(refused.code, str(refused))  # raises: the code after the check is not reached
 
 
 def _refusing(refused: _Refused, method: str) -> Handler:
@@ -118,7 +118,7 @@ def _refusing(refused: _Refused, method: str) -> Handler:
     async def refuse(requests: AsyncIterator[bytes], context: Context) -> None:
         await _refuse(refused, method, context)
 
-    # On the wire every kind of call is a stream, so that this serves all four.
+    # On the wire every kind of call is a stream, so this serves all four.
     return grpc.stream_stream_rpc_method_handler(cast(Any, refuse))
 
 
@@ -131,12 +131,13 @@ def _behind(handler: Handler, check: Callable[[Context], Awaitable[None]]) -> Ha
 
     async def streams(request: Any, context: Context) -> None:
         await check(context)
-        # gRPC inspects a handler that streams: a generator yields its responses, a coroutine writes them itself. It
-        # sees this one, so the other is told apart here.
+        # gRPC inspects a handler that streams: a generator yields its responses, a coroutine writes them itself. gRPC
+        # sees only this wrapper, so the inner handler is inspected here.
         if not isasyncgenfunction(inner):
             await inner(request, context)
             return
-        # Closed here: a generator that is only dropped runs its `finally` whenever it is collected, in another task.
+        # Closed here: a generator that is only dropped runs its `finally` when it is garbage-collected, in another
+        # task.
         async with aclosing(inner(request, context)) as responses:
             async for response in responses:
                 await context.write(response)

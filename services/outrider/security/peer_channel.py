@@ -1,7 +1,7 @@
-"""The channel to a peer: encrypted and authenticated as the settings say, with the files as they are now.
+"""The channel to a peer: encrypted and authenticated according to the settings, with the current files.
 
-The credentials of a channel cannot be changed, so a changed file means another channel: streams that are opened from
-then on use it, the old one is closed when the last of its streams is over.
+The credentials of a channel cannot be changed, so a changed file means a new channel: streams that are opened from then
+on use it, and the old one is closed when its last stream is over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.security.watched_files import WatchedFiles
 _Stub = TypeVar("_Stub")
 
 LAST_STREAM_S = 7 * 86400.0
-"""Streams of an old channel that are not over by then are cut off."""
+"""Time, in seconds, after which the streams of an old channel are cut off."""
 
 
 class PeerSecurity:
@@ -39,7 +39,7 @@ class PeerSecurity:
 
     def credentials(self, address: str) -> grpc.ChannelCredentials | None:
         """Returns the TLS of a channel, the same object as long as the files are the same. None means plaintext. Raises
-        ValueError where plaintext is not allowed."""
+        ValueError if plaintext is not allowed."""
         if self._credentials is not None:
             return self._credentials.current()
         if not (self._insecure or is_loopback(address)):
@@ -62,9 +62,9 @@ class PeerChannel:
         self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
 
     def stub(self, kind: Callable[[grpc.aio.Channel], _Stub], more: Sequence[tuple[str, str]] = ()) -> _Stub:
-        """Returns a stub for the calls that begin now: not to be kept. `more`: further metadata of the calls."""
+        """Returns a stub for calls that begin now; it must not be kept. `more`: further metadata of the calls."""
         credentials = self._security.credentials(self._address)
-        # By identity: there is another object whenever the files have changed.
+        # By identity: there is a new object whenever the files have changed.
         if credentials is not self._credentials:
             self._credentials = credentials
             self._replace()
@@ -73,7 +73,7 @@ class PeerChannel:
         return kind(channel)
 
     def dial_anew(self) -> None:
-        """Replaces the connection for calls that begin from now on. One that is not established yet is waited for."""
+        """Replaces the connection for calls that begin from now on, unless it is still being established."""
         if self._channel.get_state() is grpc.ChannelConnectivity.READY:
             self._replace()
 
@@ -93,6 +93,6 @@ class PeerChannel:
         """Opens another channel. The old one is closed when its last stream is over."""
         channel, self._channel = self._channel, self._open()
         task = asyncio.create_task(channel.close(LAST_STREAM_S))
-        # Held until it is done: asyncio itself keeps only a weak reference to a task.
+        # Kept until it is done: asyncio itself holds only a weak reference to a task.
         self._closing[channel] = task
         task.add_done_callback(lambda _: self._closing.pop(channel, None))

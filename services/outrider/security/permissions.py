@@ -31,7 +31,7 @@ PERMISSIONS: dict[str, frozenset[Role] | None] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": None,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": None,
 }
-"""Roles by full method. None means every role that may call anything of the service that the server is there for."""
+"""Roles by full method. None means every role that may call any method of the server's main service."""
 
 
 def permitted_roles(method: str, service: str) -> frozenset[Role]:
@@ -39,7 +39,7 @@ def permitted_roles(method: str, service: str) -> frozenset[Role]:
 
     Args:
         method: "/package.Service/Method".
-        service: Full name of the service that the server is there for.
+        service: Full name of the server's main service.
     """
     roles = PERMISSIONS.get(method, frozenset())
     if roles is not None:

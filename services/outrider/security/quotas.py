@@ -1,4 +1,4 @@
-"""Limits what a caller may take: sessions, requests and tokens, in buckets that fill up by the minute."""
+"""Limits the sessions, requests and tokens of a caller, in buckets that fill up by the minute."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from outrider.wire.errors import ResourceExhausted
 Clock = Callable[[], float]
 """Returns seconds since any fixed moment."""
 SESSION_RETRY_S = 1.0
-"""Delay that a refusal advises where another session must end first; the end of a session cannot be foreseen."""
+"""Delay that a refusal advises if another session must end first; the end of a session cannot be foreseen."""
 
 
 MAX_NUM_READERS = 1024
-"""Callers whose reading is remembered although they have not read for a minute."""
+"""Callers whose reading is remembered even if they have not read for a minute."""
 
 
 class LimitReached(ResourceExhausted):
-    """A caller has all that one caller may have. Names the setting and when to come back."""
+    """A caller has reached the limit of one caller. Names the setting and when to retry."""
 
     def __init__(self, setting: str, limit: float, retry_after_s: float) -> None:
         super().__init__(f"{setting} is reached: {limit:g}", retry_after_s)
@@ -30,7 +30,7 @@ class LimitReached(ResourceExhausted):
 
 
 class TokenBucket:
-    """Allows `rate_per_s` on average, and as much at once as comes together in `burst_s`."""
+    """Allows `rate_per_s` on average, and bursts of what accumulates in `burst_s`."""
 
     def __init__(self, rate_per_s: float, burst_s: float, clock: Clock = time.monotonic) -> None:
         self._clock, self._burst_s = clock, burst_s
@@ -40,7 +40,7 @@ class TokenBucket:
         self._at = clock()
 
     def set_rate(self, rate_per_s: float) -> None:
-        """Sets the rate from now on; what has been taken stays taken."""
+        """Sets the rate from now on; what was taken stays taken."""
         missing = self._capacity - self.level
         self.rate_per_s = rate_per_s
         self._capacity = max(1.0, rate_per_s * self._burst_s)
@@ -48,7 +48,7 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """Amount that may be taken now; negative if more was taken than there was."""
+        """Amount that may be taken now; negative if too much was taken."""
         now = self._clock()
         self._level = min(self._capacity, self._level + (now - self._at) * self.rate_per_s)
         self._at = now
@@ -56,11 +56,11 @@ class TokenBucket:
 
     @property
     def is_full(self) -> bool:
-        """True if as much may be taken as ever."""
+        """True if the full amount may be taken."""
         return self.level >= self._capacity
 
     def take(self, amount: float) -> None:
-        """Takes an amount, whether it is there or not."""
+        """Takes an amount, even if it is not there."""
         self._level = self.level - amount
 
     def wait_s(self, amount: float) -> float:
@@ -86,7 +86,7 @@ class TenantQuota:
             if per_minute is None:
                 self._buckets.pop(name, None)
             elif name in self._buckets:
-                # Not another bucket, which would be full: an edit of the file gives nothing back.
+                # Not a new bucket, which would be full: an edit of the file gives nothing back.
                 self._buckets[name].set_rate(per_minute / 60)
             else:
                 self._buckets[name] = TokenBucket(per_minute / 60, 60.0, self._clock)
@@ -97,7 +97,7 @@ class TenantQuota:
         limit = self.limits.num_sessions
         if limit is not None and self.num_sessions >= limit:
             raise self._exhausted("num_sessions", limit, SESSION_RETRY_S)
-        # Of tokens, too, one is enough to begin: how many a generation will take is not known yet.
+        # One token is enough to begin: how many a generation will take is not known yet.
         self._check_bucket("tokens_per_minute")
         self.count_request()
         self.num_sessions += 1
@@ -114,7 +114,7 @@ class TenantQuota:
         self.num_sessions -= 1
 
     def charge(self, num_tokens: int) -> None:
-        """Charges generated tokens, also beyond the limit: the next request is the one that is refused."""
+        """Charges generated tokens, even beyond the limit: the next request is refused then."""
         if (tokens := self._buckets.get("tokens_per_minute")) is not None:
             tokens.take(num_tokens)
 
@@ -148,12 +148,12 @@ class Quotas:
 
     @contextmanager
     def session(self, name: str, caller: Caller | None = None, num_read_tokens: int = 0) -> Iterator[TenantQuota]:
-        """Counts a session of a caller around the body; yields the quota that its tokens are charged to.
+        """Counts a session of a caller while the body runs; yields the quota that its tokens are charged to.
 
         Args:
             name: Distinguishes this caller from others.
-            caller: None means that it has no tenant, and no limits but those of all callers.
-            num_read_tokens: Tokens that are read for it at once.
+            caller: None means that it has no tenant, and only the limits of all callers.
+            num_read_tokens: Tokens that are read for it at the beginning.
 
         Raises:
             LimitReached: a limit of every caller is reached.
@@ -162,7 +162,7 @@ class Quotas:
         limit = self._max_sessions_per_caller
         if limit and self._num_sessions[name] >= limit:
             raise LimitReached("max_sessions_per_caller", limit, SESSION_RETRY_S)
-        # One token is enough to begin, as below: a text that is longer than a minute's tokens must not wait for ever.
+        # One token is enough to begin, as below: a text longer than a minute's tokens must not wait for ever.
         if (reading := self._reading_of(name)) is not None and (wait_s := reading.wait_s(1)) > 0:
             raise LimitReached("max_read_tokens_per_minute", self._max_read_tokens_per_minute, wait_s)
         quota = self._quota_of(caller)
@@ -174,7 +174,7 @@ class Quotas:
         finally:
             quota.end()
             self._num_sessions[name] -= 1
-            # Without credentials the names are those of hosts, and there is no end of them.
+            # Without credentials the names are those of hosts, whose number is unlimited.
             if not self._num_sessions[name]:
                 del self._num_sessions[name]
 
@@ -184,7 +184,7 @@ class Quotas:
         self._quota_of(caller).count_request()
 
     def charge_reading(self, name: str, num_tokens: int) -> None:
-        """Charges tokens that are read for a caller, also beyond the limit: its next session is refused."""
+        """Charges tokens that are read for a caller, even beyond the limit: its next session is refused then."""
         if (reading := self._reading_of(name)) is not None:
             reading.take(num_tokens)
 
@@ -192,7 +192,7 @@ class Quotas:
         if not self._max_read_tokens_per_minute:
             return None
         if name not in self._reading and len(self._reading) >= MAX_NUM_READERS:
-            # Those that could read a minute's tokens at once are as good as new ones.
+            # Drops callers with a full bucket, which are like new ones.
             self._reading = {other: each for other, each in self._reading.items() if not each.is_full}
         rate_per_s = self._max_read_tokens_per_minute / 60
         return self._reading.setdefault(name, TokenBucket(rate_per_s, 60.0, self._clock))

@@ -31,7 +31,7 @@ def checked_addresses(value: str) -> str:
 
 
 class ListenTlsSettings(BaseSettings):
-    """Settings of the encryption of what listens. The files are read again when they change."""
+    """Settings of the encryption of listening ports. The files are read again when they change."""
 
     listen: str
     tls_cert: str = Field("", description="Certificate of this service, with its chain, PEM; empty = no TLS.")
@@ -106,7 +106,7 @@ class PeerSecuritySettings(BaseSettings):
             raise ValueError("--peer-cert: needs --peer-ca, there is no TLS without")
         if self.peer_insecure and self.peer_ca:
             raise ValueError("--peer-insecure: means without TLS, and there is --peer-ca")
-        # Here, and not only in `PeerSecurity.credentials`, which does not know by which flag an address was given.
+        # Checked here, and not only in `PeerSecurity.credentials`, which does not know the flag of an address.
         for flag, address in self.peers.items():
             if address and not (self.peer_ca or self.peer_insecure or is_loopback(address)):
                 raise ValueError(f"{flag}: {address} is on another machine: give --peer-ca for TLS, or --peer-insecure")

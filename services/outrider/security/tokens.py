@@ -1,4 +1,4 @@
-"""Bearer tokens: read from files, and presented with calls. Clients use this too, so it needs gRPC alone."""
+"""Bearer tokens: read from files, and presented with calls. Clients use this too, so it needs only gRPC."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def token_from(contents: Sequence[bytes]) -> str:
     """Returns the token that a file holds.
 
     Args:
-        contents: The bytes of the file, as the only item: that is how `WatchedFiles` hands them over.
+        contents: The bytes of the file as the only item, as `WatchedFiles` passes them.
 
     Raises:
         ValueError: It is not one token in ASCII. The message does not quote the file.
     """
-    # A line break at the end is forgiven. Inside a token, gRPC would refuse it as metadata at every call.
+    # A line break at the end is allowed. Inside a token, gRPC would refuse it as metadata in every call.
     token = contents[0].strip()
     if not token or not token.isascii() or any(byte <= 32 for byte in token):
         raise ValueError("a token file must hold one token, in ASCII")

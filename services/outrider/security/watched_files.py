@@ -1,4 +1,4 @@
-"""Values that are made of files, and made again when the files change: certificates, tokens, credentials."""
+"""Values that are made from files, and made again when the files change: certificates, tokens, credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 class UnusableFile(Exception):
-    """A file cannot be used. The message names the flag, the file where that is no secret itself, and why."""
+    """A file cannot be used. The message names the flag, the reason, and the file unless its name may be a secret."""
 
 
 class WatchedFiles(Generic[_T]):
@@ -44,7 +44,7 @@ class WatchedFiles(Generic[_T]):
 
     def is_unusable(self) -> bool:
         """Returns whether an older version is used because the files cannot be used as they are now."""
-        self.current()  # looks at the files: nobody may have asked for the value since they changed
+        self.current()  # checks the files: they may have changed since the value was last read
         return self._is_unusable
 
     def current(self) -> _T:
@@ -53,7 +53,7 @@ class WatchedFiles(Generic[_T]):
             try:
                 signature = self._signature()
             except OSError as error:
-                # As if it were of size -1: it is logged now, and not again until something changes.
+                # Treated as size -1: it is logged now, and again only when something changes.
                 signature = ((0, -1, error.errno or 0),)
                 self._changed(signature, error)
                 return self._value
@@ -76,8 +76,8 @@ class WatchedFiles(Generic[_T]):
             )
 
     def _signature(self) -> Signature:
-        # The inode, too: Kubernetes updates mounted secrets by moving a symbolic link to other files, whose size and
-        # time may be the same.
+        # Includes the inode: Kubernetes updates mounted secrets by moving a symbolic link to other files, whose size
+        # and time may be the same.
         found = (path.stat() for path in self._paths)
         return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
 
@@ -92,7 +92,7 @@ _watching = threading.Lock()
 def unusable_flags() -> dict[str, bool]:
     """Returns by flag, for all watched files of this process, whether an older version is used because the files cannot
     be used as they are now."""
-    # Copied under the lock, as a set must not grow while it is walked through; the files are looked at outside of it.
+    # Copied under the lock, as a set must not grow during iteration; the files are checked outside of it.
     with _watching:
         watched = list(_watched)
     found: dict[str, bool] = {}
@@ -102,5 +102,5 @@ def unusable_flags() -> dict[str, bool]:
 
 
 def _reason(error: Exception) -> str:
-    # Not str(error): it has the path, and in place of a path people give the secret itself.
+    # Not str(error): it has the path, and people sometimes give the secret itself in place of a path.
     return error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)

@@ -92,7 +92,7 @@ class TenantQuota:
                 self._buckets[name] = TokenBucket(per_minute / 60, 60.0, self._clock)
 
     def begin(self) -> None:
-        """Counts a request that begins. Raises ResourceExhausted, which names the limit and says when to come back."""
+        """Counts a request that begins. Raises ResourceExhausted, which names the limit and says when to retry."""
         # All limits are checked before anything is counted, so that a refusal costs the tenant nothing.
         limit = self.limits.num_sessions
         if limit is not None and self.num_sessions >= limit:
@@ -103,8 +103,8 @@ class TenantQuota:
         self.num_sessions += 1
 
     def count_request(self) -> None:
-        """Counts a request that takes no session. Raises ResourceExhausted, which names the limit and says when to come
-        back."""
+        """Counts a request that takes no session. Raises ResourceExhausted, which names the limit and says when to
+        retry."""
         self._check_bucket("requests_per_minute")
         if (requests := self._buckets.get("requests_per_minute")) is not None:
             requests.take(1)

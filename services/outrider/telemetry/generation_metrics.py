@@ -1,6 +1,6 @@
-"""Calls that stream a generation, counted: how they end, and how long their callers wait for what.
+"""Counts calls that stream a generation: how they end, and how long their callers wait.
 
-Lives on the event loop; another thread may read. What is counted of a round is a few additions.
+Lives on the event loop; another thread may read. Counting a round costs a few additions.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ class GenerationCalls:
     """Counts the calls since the start of the process."""
 
     def __init__(self) -> None:
-        # With zeros from the start: Prometheus sees no increase in a series that begins at 1.
+        # Zeros from the start: Prometheus sees no increase in a series that begins at 1.
         self.ended: dict[tuple[str, ...], int] = {("OK", reason): 0 for reason in FINISH_REASONS.values()}
-        """Calls by status code and, where they have come to their end, finish reason."""
+        """Calls by status code and, for completed ones, finish reason."""
         self.num_running = 0
-        """Admitted calls that have got tokens."""
+        """Admitted calls that have received tokens."""
         self.num_waiting = 0
         """Admitted calls whose prompt is not processed yet."""
         self.durations = Histogram(BOUNDS_S)
-        """Durations of the calls that have come to their end; all times here are in seconds."""
+        """Durations of the completed calls; all times here are in seconds."""
         self.first_tokens = Histogram(BOUNDS_S)
         """Times from a call to its first token."""
         self.tokens = Histogram(BOUNDS_S)
-        """Times between two tokens: those of a chunk share the time since the chunk before."""
+        """Times between two tokens: the tokens of a chunk share the time since the previous chunk."""
         self.chunks = Histogram(BOUNDS_S)
         """Times between two chunks."""
 
     @contextmanager
     def call(self, context: Context) -> Iterator[GenerationCall]:
-        """Counts a call around the body. The body must have set its status when it leaves, or be cancelled."""
+        """Counts a call while the body runs. The body must set the call's status before it ends, or be cancelled."""
         call = GenerationCall(self)
         code = "OK"
         try:
             yield call
             code = CODES.get(_number(context.code()), "UNKNOWN")
         except asyncio.CancelledError:
-            # grpc.aio cancels the handler in both cases, and tells it nothing more.
+            # grpc.aio cancels the handler in both cases, and does not say in which.
             time_left_s = context.time_remaining()
             code = "CANCELLED" if time_left_s is None or time_left_s > 0 else "DEADLINE_EXCEEDED"
             raise
@@ -78,7 +78,7 @@ class GenerationCall:
         self._finished_at: float | None = None
 
     def admit(self) -> None:
-        """Counts the call as admitted: from here on it is worked on. Nothing happens the second time."""
+        """Counts the call as admitted: from now on it is worked on. Idempotent."""
         if not self._is_admitted:
             self._is_admitted = True
             self._calls.num_waiting += 1
@@ -90,7 +90,7 @@ class GenerationCall:
         if last is None:
             calls.num_waiting -= 1
             calls.num_running += 1
-            # The rest of a text comes in a chunk without tokens, which is the first one if nothing else was left.
+            # The rest of a text comes in a chunk without tokens, which may be the first chunk.
             if num_tokens:
                 calls.first_tokens.add(now - self._began)
         elif num_tokens:
@@ -103,7 +103,7 @@ class GenerationCall:
         self._finished_at = time.perf_counter()
 
     def end(self, code: str) -> None:
-        """Counts the call as over, with this status."""
+        """Counts the call as ended with this status."""
         calls, key = self._calls, (code, self._finish_reason if code == "OK" else "")
         if self._finished_at is not None:
             calls.durations.add(self._finished_at - self._began)

@@ -1,4 +1,4 @@
-"""The pool of keys and values as Prometheus reads it, on every service that runs a model."""
+"""Metrics of the pool of keys and values, for every service that runs a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from outrider.telemetry.metrics import Metrics, counter, gauge, gauges
 
 
 def read_pool(state: PoolState, prefix: str = "outrider_") -> Metrics:
-    """Yields what is held for all sessions now, and what the cache of prefixes has saved. The names begin with
+    """Yields what the pool holds for all sessions now, and what the cache of prefixes has saved. The names begin with
     `prefix`, so that a process can have two pools."""
     yield gauge(f"{prefix}kv_cache_tokens", "Tokens whose keys and values are held, of all sessions.", state.num_tokens)
     yield gauge(f"{prefix}kv_cache_bytes", "Memory held for keys and values, of all sessions.", state.num_bytes)

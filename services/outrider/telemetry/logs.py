@@ -1,6 +1,6 @@
 """Structured logs on stderr: an event name and key=value pairs. Prompts, texts and token ids are never logged.
 
-No line costs what it tells of: a caller of a logger neither waits (`Stderr`) nor fails.
+Logging never hurts the work that it reports: a caller of a logger neither waits (`Stderr`) nor fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def configure_logs(level: str, log_format: str, service: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        # After format_exc_info, which has made a text of the traceback by then.
+        # After format_exc_info, which makes a text of the traceback.
         redact,
         renderer,
     ]
@@ -41,7 +41,7 @@ def configure_logs(level: str, log_format: str, service: str) -> None:
     )
     structlog.contextvars.bind_contextvars(service=service)
     if isinstance(stderr, Stderr):
-        # Of any level: it is said even where only errors are.
+        # At any level: the line is written even if only errors are logged.
         every = structlog.make_filtering_bound_logger(logging.NOTSET)
         to_text = structlog.wrap_logger(structlog.ReturnLogger(), processors, every, service=service)
         stderr.notice = lambda num_lines: to_text.warning("log.lines_dropped", num_lines=num_lines) + "\n"
@@ -53,7 +53,7 @@ def redact(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
 
 
 class _Lines:
-    """Writes what structlog has made of an event, as a line. Its own loggers hold a lock while they write."""
+    """Writes structlog's output as lines. Its own loggers hold a lock while they write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -66,7 +66,8 @@ class _Lines:
 
 
 def _unfailing(logger: type[Any]) -> type[Any]:
-    """Returns a class of loggers that drop a line where others raise: over a value that cannot be shown, say."""
+    """Returns a class of loggers that drop a line if others would raise, for example over a value that cannot be
+    formatted."""
 
     class Unfailing(logger):  # type: ignore[misc]
         def _proxy_to_logger(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """A service's numbers for Prometheus, over HTTP.
 
-The services count for themselves; what they have counted is read when Prometheus asks. So nothing is counted twice, and
-counting costs an addition.
+The services keep their own counts, which are read when Prometheus asks. Nothing is counted twice, and counting costs an
+addition.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ def counters(name: str, description: str, label: str, values: Mapping[str, float
 
 
 def gauge(name: str, description: str, value: float) -> Metric:
-    """Returns a metric of one number as it is now."""
+    """Returns a metric of one current number."""
     return Metric(name, description, "gauge", values={ONE: value})
 
 
 def gauges(name: str, description: str, label: str, values: Mapping[str, float]) -> Metric:
-    """Returns a metric of one number as it is now for each value of a label."""
+    """Returns a metric of one current number for each value of a label."""
     return Metric(name, description, "gauge", (label,), {(value,): number for value, number in values.items()})
 
 
 def build_info(component: str, **about: str) -> Metric:
     """Returns the metric that describes the process. `about` are further labels, such as the model."""
-    # Not "service": Prometheus says by that of which Kubernetes service a target is.
+    # Not "service": with it Prometheus names the Kubernetes service of a target.
     labels, values = ("component", "version", *about), (component, __version__, *about.values())
     return Metric("outrider_build_info", "What runs here, in the labels; always 1.", "gauge", labels, {values: 1.0})
 
@@ -94,7 +94,7 @@ class MetricsServer:
         host, _, port = listen.rpartition(":")
         self._server: WSGIServer
         self._thread: threading.Thread
-        # The brackets of an IPv6 address belong to HOST:PORT, and a socket takes it without.
+        # The brackets of an IPv6 address belong to HOST:PORT; a socket takes the address without them.
         self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
         self.address = f"{host}:{self._server.server_port}"
 
@@ -107,7 +107,7 @@ class MetricsServer:
 
 
 def exposition(read: Read) -> bytes:
-    """Returns the metrics that `read` returns, and those of the process, as Prometheus reads them."""
+    """Returns the metrics that `read` returns, and those of the process, in Prometheus's format."""
     return generate_latest(_registry(read))
 
 
@@ -115,7 +115,7 @@ def _registry(read: Read) -> CollectorRegistry:
     # Not the registry of prometheus_client, which is global: a process may run several services.
     registry = CollectorRegistry()
     registry.register(_Collector(read))
-    # The global registry has these two; any other must be given them.
+    # Only the global registry has these two by default.
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     return registry

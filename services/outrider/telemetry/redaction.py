@@ -6,12 +6,12 @@ import re
 
 # To the last @: a password may contain one that is not escaped.
 _IN_URL = re.compile(r"(?<=://)[^\s'\"]*@")
-# redis-py takes name and password from the query of a URL, too, and those of Sentinels are there.
+# redis-py also takes name and password from the query of a URL, and those of Sentinels are always there.
 _IN_QUERY = re.compile(r"(?<=[?&])((?:sentinel_)?(?:username|password))=[^&\s'\"]*")
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s'\"]+")
 
 
 def without_secrets(text: str) -> str:
-    """Returns a text with *** in place of what stands before the host of a URL, and of bearer tokens."""
+    """Returns a text with *** in place of the credentials in URLs, and of bearer tokens."""
     text = _IN_QUERY.sub(r"\1=***", _IN_URL.sub("***@", text))
     return _BEARER.sub("Bearer ***", text)

@@ -1,11 +1,11 @@
-"""The stderr of a service, which never makes its writers wait and never fails them.
+"""The stderr of a service. Writers never wait for it, and it never raises.
 
-A line of a log is worth less than the work that it tells of. So what is written to `sys.stderr` goes into a queue, and
-one thread writes it out: a disk that is full, a pipe that has no reader, or one that nobody reads, costs lines and
-nothing else. Lines that are dropped are counted, and the next one that comes through says how many they were.
+A log line is worth less than the work that it reports. Writes to `sys.stderr` therefore go into a queue, and one thread
+writes them out: a full disk, or a pipe that has no reader or is not read, costs only lines. Dropped lines are counted,
+and the next line that is written says how many they were.
 
-Libraries in C write to the file descriptor itself. Where it is a pipe or a terminal it becomes non-blocking, for this
-process alone, so that what finds no room is lost and keeps no thread waiting.
+Libraries in C write to the file descriptor itself. If it is a pipe or a terminal, it becomes non-blocking, for this
+process alone: output without room is lost and keeps no thread waiting.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from contextlib import suppress
 
 FILENO = 2
 MAX_PENDING = 4096
-"""Texts, mostly of a line each, that wait to be written out; those beyond them are dropped."""
+"""Most texts, mostly of a line each, that wait to be written out; further ones are dropped."""
 DRAIN_TIMEOUT_S = 2.0
 """Longest wait at the end of the process, for the last lines to be written out."""
 NOWHERE = -1
-"""In place of a file descriptor, where stderr was closed when the process began: no write to it succeeds."""
+"""Used in place of a file descriptor if stderr was closed when the process began: no write to it succeeds."""
 
 
 class Stderr(io.TextIOBase):
@@ -39,20 +39,21 @@ class Stderr(io.TextIOBase):
     def __init__(self, file_descriptor: int) -> None:
         """`file_descriptor` is where lines go. It may block, or refuse them."""
         self.notice: Callable[[int], str] = "{} lines of the log were dropped here\n".format
-        """Makes the line that says how many are missing before it."""
+        """Makes the line that reports the number of missing lines."""
         self._file_descriptor = file_descriptor
-        # A SimpleQueue, as the garbage collector may end something that logs in the middle of a put.
+        # A SimpleQueue, which is reentrant: in the middle of a put, the garbage collector may finalize an object that
+        # logs.
         self._pending: queue.SimpleQueue[str | int | threading.Event] = queue.SimpleQueue()
-        """Lines; numbers of lines that are missing there; what waits for all before it to be written out."""
+        """Lines; numbers of lines missing at that place; events to set when everything before them is written out."""
         self._unfinished = threading.local()
         self._lock = threading.RLock()
         self._num_missing = 0
-        """Lines that found no place in the queue since the last one that did."""
+        """Lines dropped since the last one that found a place in the queue."""
         self._is_torn = False
         """True if the last write broke off within a line."""
         self._thread: threading.Thread | None = None
         self.num_dropped = 0
-        """Lines that were not written out, and never will be."""
+        """Lines that were dropped for good."""
 
     def write(self, text: str) -> int:
         """Takes a text, whose last line is held back until it ends or is flushed. Never raises."""
@@ -63,13 +64,13 @@ class Stderr(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Lets go of what this thread has written without a line's end. Does not wait for it: `drain` does."""
+        """Queues what this thread has written without a line's end. Does not wait until it is out: `drain` does."""
         unfinished, self._unfinished.text = getattr(self._unfinished, "text", ""), ""
         if unfinished:
             self._put(unfinished)
 
     def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Waits until all that was written so far is out, or dropped; not longer than the timeout."""
+        """Waits until everything written so far is out or dropped, at most for the timeout."""
         self.flush()
         if self._thread is not None:
             self._put_missing()
@@ -112,8 +113,8 @@ class Stderr(io.TextIOBase):
             self._pending.put(missing)
 
     def _start(self) -> None:
-        # Not before the first line: a thread inherits the cores that its process was given until then.
-        with self._lock, suppress(RuntimeError):  # no thread can be had: the next line tries again
+        # Only with the first line: a thread inherits the cores that its process has by then.
+        with self._lock, suppress(RuntimeError):  # no thread can be started: the next line tries again
             if self._thread is None:
                 thread = threading.Thread(target=self._write_out, name="stderr", daemon=True)
                 thread.start()
@@ -144,7 +145,7 @@ class Stderr(io.TextIOBase):
             while num_written < len(data):
                 try:
                     num_written += os.write(self._file_descriptor, data[num_written:])
-                except BlockingIOError:  # whoever has started this process made it non-blocking
+                except BlockingIOError:  # the parent process made it non-blocking
                     waiting = select.poll()
                     waiting.register(self._file_descriptor, select.POLLOUT)
                     waiting.poll()
@@ -156,51 +157,51 @@ class Stderr(io.TextIOBase):
 
 
 _stderr: Stderr | None = None
-"""That of this process. None means that it was not replaced."""
+"""The stderr of this process. None means that it was not replaced."""
 
 
 def replace_stderr() -> None:
-    """Puts a `Stderr` in the place of `sys.stderr`, for everything that writes to it in Python. To be called before
-    anything opens a file, and once."""
+    """Replaces `sys.stderr` by a `Stderr`, for all writers in Python. Must be called once, before any file is
+    opened."""
     global _stderr
     sys.stderr = _stderr = Stderr(_prepared())
     atexit.register(drain_stderr)
 
 
 def count_dropped_line() -> None:
-    """Counts a line that could not even be made."""
+    """Counts a line that could not even be formatted."""
     if _stderr is not None:
         _stderr.count_dropped()
 
 
 def drain_stderr() -> None:
-    """Waits for the last lines, as the end of the process does unless it is `os._exit`."""
+    """Waits for the last lines. Needed before `os._exit`; a normal exit does it by itself."""
     if _stderr is not None:
         _stderr.drain()
 
 
 def num_lines_dropped() -> int:
-    """Returns how many lines for stderr were dropped since the start of this process."""
+    """Returns the number of lines for stderr dropped since the start of this process."""
     return 0 if _stderr is None else _stderr.num_dropped
 
 
 def _prepared() -> int:
     """Returns a file descriptor for the lines, and makes that of libraries in C harmless."""
-    # Python sets it to None where stderr was closed, whatever was opened under its number since.
+    # Python sets it to None if stderr was closed, whatever has been opened under its number since.
     is_closed = sys.stderr is None
     for number in range(FILENO + 1):
         try:
             os.fstat(number)
         except OSError:
-            # The next file or connection to be opened would get this number, and what others write to stderr. The
-            # numbers below are taken, so that this gets it.
+            # The next file or connection would get this number, and the output of others to stderr. The lower numbers
+            # are taken, so that this file gets it.
             os.open(os.devnull, os.O_RDWR)
     if is_closed:
         return NOWHERE
     file_descriptor = os.dup(FILENO)
     if sys.platform == "linux" and (stat.S_ISFIFO(os.fstat(FILENO).st_mode) or os.isatty(FILENO)):
-        # Opened again: to set a flag of the same open file would set it for all processes that share it. Not allowed
-        # where another user owns the pipe, and not possible where its reader has gone; nobody waits for that one.
+        # Opened again: a flag of the same open file would be set for all processes that share it. Fails if another user
+        # owns the pipe, or its reader is gone; a write to the latter does not wait.
         with suppress(OSError):
             own = os.open(f"/proc/self/fd/{FILENO}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
             os.dup2(own, FILENO)

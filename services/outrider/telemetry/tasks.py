@@ -1,6 +1,6 @@
-"""Tasks that are to last as long as what they serve: one that fails is begun again, and the metrics tell of it.
+"""Tasks that must last as long as what they serve: a failed task is begun again, and the metrics count it.
 
-Nothing awaits such a task, so an exception would end it in silence, and what it kept up to date would stay as it was.
+Nothing awaits such a task, so an exception would end it silently, and what it kept up to date would become stale.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.telemetry.metrics import Metrics, counters
 log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
-"""Shortest and longest time from a failure to the next beginning; each is twice as long as the one before."""
+"""Shortest and longest time from a failure to the next beginning; each is twice the previous one."""
 
 LOST_CANCELLATION_S = 0.2
 """Time after which a task that still runs is cancelled again."""
@@ -26,7 +26,8 @@ _num_failures: dict[str, int] = {}
 
 
 def keep_running(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-    """Begins a task that runs until `run` returns, or it is cancelled; whatever else `run` raises begins it again.
+    """Begins a task that runs until `run` returns or it is cancelled; after any other exception of `run` it is begun
+    again.
 
     Args:
         name: Says what the task does, in logs and metrics. Tasks of one kind share a name.
@@ -54,7 +55,7 @@ async def _run(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def end(task: asyncio.Task[None]) -> None:
     """Ends a task, and returns when it has ended."""
-    # Again and again: before Python 3.12 a cancellation that comes just as `asyncio.wait_for` returns is lost.
+    # Repeatedly: before Python 3.12 a cancellation that comes just as `asyncio.wait_for` returns is lost.
     while not task.done():
         task.cancel()
         await asyncio.wait((task,), timeout=LOST_CANCELLATION_S)

@@ -1,10 +1,10 @@
 """Traces: what a generation did on all services, as one tree of OpenTelemetry spans.
 
-Whether a trace is recorded is decided once, where it begins, and followed from there on: by what gRPC metadata say
-(W3C `traceparent`), and on streams that sessions share by a field of the message. A span of ours exists for a call, for
-a phase of it, and for what Redis is asked; never for a round, and a session sends its trace to the datastore with a
-limited number of messages. So a trace stays small, and what is not recorded costs next to nothing. Spans hold
-names, counts and states: never a prompt, a text, a token id or a secret.
+Whether a trace is recorded is decided once, where it begins. Other services follow that decision, from gRPC metadata
+(W3C `traceparent`), and on streams that sessions share from a field of the message. Spans exist for a call, for a phase
+of it, and for commands to Redis, never for a round; a session sends its trace to the datastore with a limited number of
+messages. A trace thus stays small, and without recording the cost is next to nothing. Spans hold names, counts and
+states: never a prompt, a text, a token id or a secret.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import grpc
 
-if TYPE_CHECKING:  # imported when it is asked for: most processes do without
+if TYPE_CHECKING:  # imported on demand: most processes do without
     from opentelemetry import trace
     from opentelemetry.context import Context
 
@@ -37,14 +37,14 @@ MAX_TRACEPARENT_LEN = 128
 MAX_TRACED_MESSAGES = 16
 """Messages of each kind that carry a session's trace to the datastore."""
 CANCELLED = "CANCELLED"
-"""Status of a call whose caller has lost interest: that is not an error."""
+"""Status of a call whose caller has cancelled it: that is not an error."""
 # The list of OpenTelemetry's semantic conventions for spans of gRPC servers.
 SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
-"""Statuses that mean that the server has failed; all others are the caller's doing."""
+"""Statuses that mean that the server has failed; for all others the caller is responsible."""
 
 
 class TraceBudget:
-    """Hands out a session's `traceparent` for its first messages on a stream that sessions share, and then no more."""
+    """Hands out a session's `traceparent` for its first messages on a stream that sessions share, then none."""
 
     __slots__ = ("_num_left", "_traceparent")
 
@@ -65,7 +65,7 @@ class Span:
 
     __slots__ = ()
     is_recorded = False
-    """True if attributes are kept; otherwise those that take time to find out need not be set."""
+    """True if attributes are kept; if not, those that take time to compute need not be set."""
 
     @property
     def metadata(self) -> Metadata:
@@ -74,7 +74,7 @@ class Span:
 
     @property
     def log_fields(self) -> Mapping[str, str]:
-        """Fields for the line of the log that names the session."""
+        """Fields for the log line that names the session."""
         return {}
 
     def trace_budget(self) -> TraceBudget:
@@ -92,7 +92,7 @@ class Span:
             method: Full name, such as "outrider.v1.VerifierService/Generate".
             address: HOST:PORT, or the path of a socket.
         """
-        # Itself, as the metadata of a span that is not recorded must still reach the service that is called.
+        # Itself: the metadata of an unrecorded span must still reach the called service.
         return self
 
     def set_attributes(self, attributes: Attributes) -> None:
@@ -121,7 +121,7 @@ _tracer: Tracer | None = None
 
 
 class _Unrecorded(Span):
-    """A span that is not recorded, and whose metadata say so to the services that are called."""
+    """A span that is not recorded, and whose metadata tell the called services so."""
 
     __slots__ = ("metadata",)
 
@@ -181,18 +181,18 @@ class Tracer:
 
         self._tracer, self._api = tracer, trace
         self._propagator = TraceContextTextMapPropagator()
-        # Given in place of None, which means to OpenTelemetry: the context of whatever the application is doing.
+        # Passed in place of None, which OpenTelemetry takes as the application's current context.
         self._empty_context = context.Context()
         self.error = trace.StatusCode.ERROR
 
     def begin(
         self, name: str, kind: Kind, attributes: Attributes | None, parent: Context | None, *, is_call: bool = False
     ) -> Span:
-        """Begins a span. `parent`: None means whatever the application is doing."""
+        """Begins a span. `parent`: None means the application's current context."""
         span = self._tracer.start_span(name, parent, self._api.SpanKind[kind.upper()], attributes)
         if span.is_recording():
             return _Recorded(self, span, is_call=is_call)
-        # The metadata go on all the same: without them the next service would decide for itself, and begin a trace.
+        # The metadata are passed on nevertheless: without them the next service would decide itself, and begin a trace.
         return _Unrecorded(self.metadata_of(span))
 
     def context_of(self, span: trace.Span) -> Context:
@@ -202,14 +202,14 @@ class Tracer:
     def context_from_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> Context:
         """Returns the OpenTelemetry context of a caller. A malformed `traceparent` is ignored (W3C Trace Context)."""
         carrier = {key: value for key, value in metadata if key in ("traceparent", "tracestate")}
-        # A later version of it may be longer than 55 characters, and whoever calls may send kilobytes.
+        # A later version may be longer than 55 characters, but a caller may send kilobytes.
         if len(carrier.get("traceparent", "")) > MAX_TRACEPARENT_LEN:
             return self._empty_context
         return self._propagator.extract(carrier, self._empty_context)
 
     @contextmanager
     def applied(self, span: Span) -> Iterator[None]:
-        """Makes a span what the application is doing, as OpenTelemetry knows it, while the body runs."""
+        """Makes a span OpenTelemetry's current span while the body runs."""
         from opentelemetry import context
 
         token = context.attach(self.context_from_metadata(span.metadata))
@@ -219,7 +219,7 @@ class Tracer:
             context.detach(token)
 
     def is_sampled(self, parent: Context) -> bool:
-        """Returns whether a context is in a trace that is recorded."""
+        """Returns True if a context is in a recorded trace."""
         return self._api.get_current_span(parent).get_span_context().trace_flags.sampled
 
     def metadata_of(self, span: trace.Span) -> Metadata:
@@ -246,7 +246,7 @@ class _Serving:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._token is not None
-        # A token is good for the context that it was made in: gRPC serves a call from begin to end in one task.
+        # A token is valid only in the context in which it was made: gRPC serves a call from begin to end in one task.
         _current.reset(self._token)
         if not self._span.is_recorded:
             return
@@ -263,8 +263,8 @@ def current_span() -> Span:
 
 
 def traced_call(method: str, context: ServerContext) -> _Serving | Span:
-    """Traces a call around the body: its span is a part of the caller's trace, or the first of a new one. Must enclose
-    the code that turns errors into a status."""
+    """Traces a call while the body runs: its span is a part of the caller's trace, or the first of a new one. Must
+    enclose the code that turns errors into a status."""
     if _tracer is None:
         return NO_SPAN
     parent = _tracer.context_from_metadata(tuple(context.invocation_metadata() or ()))
@@ -273,8 +273,8 @@ def traced_call(method: str, context: ServerContext) -> _Serving | Span:
 
 @contextmanager
 def traced_request(name: str, traceparent: str) -> Iterator[Span]:
-    """Traces a request that is no call of gRPC around the body: its span is a part of the caller's trace, or the first
-    of a new one. What the body asks of services with the SDK is a part of it."""
+    """Traces a request that is not a gRPC call while the body runs: its span is a part of the caller's trace, or the
+    first of a new one. Calls that the body makes with the SDK are parts of it."""
     if _tracer is None:
         yield NO_SPAN
         return
@@ -291,8 +291,8 @@ def traced_message(method: str, traceparent: str) -> _Serving | Span:
 
 
 def message_span(method: str, traceparent: str) -> Span:
-    """Begins the span of what a message of a stream that many share begins, as `traced_message` does, without making it
-    the current one: it may be ended in another task."""
+    """Begins the span of work that a message of a shared stream starts, as `traced_message` does, without making it the
+    current one: it may be ended in another task."""
     if not traceparent or _tracer is None:
         return NO_SPAN
     parent = _tracer.context_from_metadata((("traceparent", traceparent),))
@@ -308,8 +308,8 @@ def use_tracer(tracer: Tracer | None) -> None:
 
 
 def application_tracer() -> Tracer | None:
-    """Returns a tracer for the application in whose process this is. None means that it does not use OpenTelemetry."""
-    # Looked up, not imported: an application that has not imported it has set up no traces.
+    """Returns a tracer for the application in this process. None means that it does not use OpenTelemetry."""
+    # Looked up, not imported: an application that traces has imported it.
     api = sys.modules.get("opentelemetry.trace")
     return None if api is None else Tracer(api.get_tracer("outrider"))
 
@@ -326,7 +326,7 @@ def peer_attributes(address: str) -> dict[str, str | int]:
 
 def status_of(error: BaseException) -> str:
     """Returns the name of the status or error that has ended a piece of work."""
-    # A method of gRPC's errors, an attribute of our own; SystemExit has one as well, which is no status.
+    # `code` is a method of gRPC's errors and an attribute of our own; SystemExit has one too, which is not a status.
     code = getattr(error, "code", None)
     code = code() if callable(code) else code
     if isinstance(code, grpc.StatusCode):

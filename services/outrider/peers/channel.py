@@ -1,4 +1,4 @@
-"""A peer as this process sees it: the way to it, whether it answers, and when it is tried again.
+"""A peer as this process sees it: its channel, whether it answers, and when it is tried again.
 
 A peer may be missing, die, hang or come back at any time. None of that is an error here: the caller goes on without
 it, and starts again as soon as it is well.
@@ -38,7 +38,7 @@ async def addresses_behind(target: str) -> list[str]:
     They are of one family: a name that has an IPv4 and an IPv6 address is one host that can be reached in two ways.
     """
     host, _, port = target.removeprefix("dns:///").rpartition(":")
-    # With another scheme, as of dns://SERVER/NAME or ipv4:, gRPC alone knows what is meant.
+    # With another scheme, like dns://SERVER/NAME or ipv4:, only gRPC knows the addresses.
     if not host or not port.isdigit() or ":" in host or "/" in host or _is_number(host):
         return []
     try:
@@ -53,8 +53,8 @@ async def addresses_behind(target: str) -> list[str]:
 
 
 def is_balanced(target: str) -> bool:
-    """Returns True if gRPC alone knows which addresses a target means, as with dns://SERVER/NAME or ipv4:, and so
-    alone decides which of them a call goes to."""
+    """Returns True if only gRPC knows the addresses of a target, as with dns://SERVER/NAME or ipv4:, and decides which
+    of them a call goes to."""
     host = target.removeprefix("dns:///").rpartition(":")[0]
     return not target.startswith("unix") and ("/" in host or (":" in host and not host.startswith("[")))
 
@@ -92,15 +92,15 @@ class PeerState:
         self.trouble = ""
         """See `troubled`."""
         self.absence = Absence.UNREACHABLE
-        """The reason for which a session that begins now would miss it, if it is down."""
+        """The reason why a session that begins now would miss it, if it is down."""
         self.num_shed_tokens = 0
-        """Tokens that were to be recorded and were given up."""
+        """Tokens that should have been recorded and were given up."""
         self.num_reconnects = 0
         """Streams that were lost, and tried again."""
         self.traffic = Traffic()
         """Bytes of all calls."""
         self.num_dials = 0
-        """Times that the connection was to be replaced."""
+        """Number of requests to replace the connection."""
         self._channel = PeerChannel(
             address,
             PeerSecurity() if security is None else security,
@@ -108,7 +108,8 @@ class PeerState:
                 *CHANNEL_OPTIONS,
                 # By default, pick_first, all calls of a channel go to one of the addresses.
                 ("grpc.service_config", ROUND_ROBIN),
-                # The defaults of the pause between two attempts, 1 s that grow to 120 s, find a peer late that is back.
+                # With the default pauses between two attempts, 1 s that grow to 120 s, a peer that is back is found
+                # late.
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 # Despite its name, gRPC takes this as the timeout of one attempt to connect; its default is 20 s.
                 ("grpc.min_reconnect_backoff_ms", 2000),
@@ -147,7 +148,7 @@ class PeerState:
         self.is_connected, self.last_error = True, ""
 
     def troubled(self, reason: str) -> None:
-        """Records why a peer that answers does not do all that it is for; empty means that it does again."""
+        """Records why a peer that answers does not work fully; empty means that it works again."""
         if reason and reason != self.trouble and self.is_connected:
             log.warning(f"{self.name}.troubled", address=self.address, reason=reason)
         self.trouble = reason

@@ -51,7 +51,7 @@ class DatastorePeer:
             tokenizer_hash: Hash of the model's tokenizer; token ids mean nothing under another one.
             vocab_size: Tokens of the model's vocabulary.
             corpus: Name of the corpus whose prior is used.
-            tenant: Owner of all sessions that name no other.
+            tenant: Owner of all sessions that name no other tenant.
             security: See `PeerState`.
         """
         self.state = PeerState("datastore", address, security)
@@ -147,7 +147,7 @@ class RetrievalStream:
 
         Args:
             sources: Source of each of these tokens.
-            rejected: Drafted tokens in a row, in whose place the last of them stands; empty means that there are none.
+            rejected: Drafted tokens in a row that the last of these tokens replaces; empty means that there are none.
         """
         rejection, plan = None, self._plan
         if rejected and plan is not None and Source.REJECTED in plan.tiers:

@@ -1,4 +1,4 @@
-"""Several speculators for one verifier: each session drafts with the one that has least to do.
+"""Several speculators for one verifier: each session drafts with the least loaded one.
 
 A session stays where it is while that speculator is well. It leaves at once when its stream is lost, and it is moved
 when its speculator has much more to do than another one. To the listener a move is a stream that begins again: the
@@ -42,12 +42,13 @@ from outrider.wire.handshake import Model
 log = structlog.get_logger(__name__)
 
 TEND_S = 1.0
-"""Time between two looks at the loads. Random around it, so that verifiers do not all move a session at once."""
+"""Mean time between two checks of the loads, randomized so that verifiers do not all move a session at once."""
 LOOKS_PER_LOOK_UP = 5
-"""Looks at the loads between two at the names."""
+"""Checks of the loads between two checks of the names."""
 POLL_TIMEOUT_S = 2.0
 MIN_GAP = 3
-"""A session is moved to a speculator that has so many fewer: after the move it still has fewer, so none moves back."""
+"""A session is moved to a speculator with at least this many fewer sessions: after the move it still has fewer, so none
+moves back."""
 MAX_MOVE_S = 10.0
 """A move that has brought no draft after this time is given up."""
 
@@ -73,9 +74,9 @@ class SpeculatorFleet:
         self._make_peer = partial(SpeculatorPeer, model=model, security=security, max_nodes_per_s=max_nodes_per_s)
         self._by_target = {address: [self._peer(address)] for address in addresses}
         self._retired: list[SpeculatorPeer] = []
-        """Those that no name stands for any more, and that may have sessions still."""
+        """Speculators that no name stands for any more, and that may still have sessions."""
         self.peers: tuple[SpeculatorPeer, ...] = ()
-        """All that sessions may go to."""
+        """All speculators that sessions may go to."""
         self._set_peers()
         self.num_moves = 0
         """Sessions that were moved from a speculator that was well."""
@@ -100,7 +101,7 @@ class SpeculatorFleet:
         return [peer.info() for peer in self.peers]
 
     def start(self) -> None:
-        """Begins to look at names and loads, until `close`."""
+        """Begins to check names and loads, until `close`."""
         self._task = keep_running("speculators", self._tend)
 
     async def look_up(self) -> None:
@@ -129,11 +130,11 @@ class SpeculatorFleet:
         self._sessions.discard(session)
 
     def choose(self, session_id: str, lost: SpeculatorPeer | None = None) -> SpeculatorPeer | None:
-        """Returns the speculator that has least to do of those that are well and have room; None without any.
+        """Returns the least loaded of the speculators that are well and have room; None if there is none.
 
         Args:
             session_id: Decides among equals, so that verifiers with the same list do not all prefer its first.
-            lost: The speculator that it was lost at, which is not chosen. None means that there is none.
+            lost: The speculator that has lost the session. It is not chosen. None means that there is none.
         """
         able = [peer for peer in self.peers if peer.has_room and peer is not lost]
         return self._least(able, session_id) if able else None
@@ -151,10 +152,10 @@ class SpeculatorFleet:
         return min(peers, key=merit)
 
     def balance(self) -> None:
-        """Moves a session from the speculator with most to do to the one with least, if that has much less; before all
-        others one from a speculator that no name stands for any more.
+        """Moves a session from the most loaded speculator to the least loaded one, if that has much less to do.
+        Sessions of a speculator that no name stands for any more are moved first.
 
-        One at a time: how much to do both have, this verifier and others learn by the move.
+        One at a time: this verifier and others learn the new loads of both only by the move.
         """
         num_moving = sum(session.tend() for session in list(self._sessions))
         if num_moving:
@@ -174,7 +175,7 @@ class SpeculatorFleet:
             min(leaving, key=lambda session: session.num_committed_tokens).move_to(target)
 
     async def refresh(self) -> None:
-        """Asks the speculators how much they have to do where no session of ours would be told."""
+        """Asks those speculators for their load that would tell it to none of our sessions."""
         await asyncio.gather(
             *(self._poll(peer) for peer in self.peers if peer.breaker.is_closed and not peer.load.num_own_sessions)
         )
@@ -199,7 +200,7 @@ class SpeculatorFleet:
         while True:
             await self.look_up()
             if len(self.peers) > 1:
-                await self.refresh()  # without sessions, too: the first burst finds all of this known
+                await self.refresh()  # even without sessions: the loads are known at the first burst
             for _ in range(LOOKS_PER_LOOK_UP):
                 await asyncio.sleep(random.uniform(0.8, 1.2) * TEND_S)
                 if self._sessions and len(self.peers) > 1:
@@ -238,7 +239,7 @@ class SpeculatorFleet:
 
 
 class SpeculatorState(NamedTuple):
-    """Holds what is known of a speculator, also of one in the verifier's process."""
+    """Holds what is known of a speculator, remote or in the verifier's process."""
 
     is_up: bool
     num_own_sessions: int
@@ -284,7 +285,7 @@ def _is_worth_a_move(origin: SpeculatorPeer, target: SpeculatorPeer) -> bool:
 
 
 class _Leg:
-    """Holds one of a session's streams, and passes on whose it is."""
+    """One stream of a session; tags its callbacks."""
 
     def __init__(self, session: FleetSession, peer: SpeculatorPeer) -> None:
         self.peer = peer
@@ -330,7 +331,7 @@ class FleetSession:
         self._num_losses = 0
         """Streams that were lost or refused since the last draft."""
         self._seek_at = 0.0
-        """Time before which it looks for no other speculator."""
+        """Time from which on it may look for another speculator."""
         self._left: set[SpeculatorPeer] = set()
         """Speculators that it was moved away from: it is not moved back."""
         self._is_closed = False
@@ -390,7 +391,7 @@ class FleetSession:
         return self._move is not None
 
     def may_move_to(self, peer: SpeculatorPeer) -> bool:
-        """Returns True if a move there would bring something: the session drafts, and has not left it before."""
+        """Returns True if a move there would be useful: the session drafts, and has not left it before."""
         is_drafting = self._leg.forward_us is not None and not self._leg.stream.is_lost and not self._steering.is_pause
         return is_drafting and peer is not self._leg.peer and peer not in self._left
 
@@ -406,7 +407,7 @@ class FleetSession:
         if leg is self._leg:
             self._attach(forward_us)
         elif leg is self._move and 0 < self._spec.max_forward_us < forward_us:
-            self._give_up_move()  # it begins with a pause: so slow a speculator brings less than the one that is there
+            self._give_up_move()  # it begins with a pause: such a slow speculator brings less than the current one
 
     def on_draft(self, leg: _Leg, draft: Draft) -> None:
         """Takes in new nodes. The first ones of a move end it."""
@@ -427,14 +428,14 @@ class FleetSession:
         if leg is not self._leg or self._is_closed:
             return
         self._num_losses += 1
-        self._left.clear()  # it is not moved back and forth, but may go anywhere from where a loss has thrown it
-        # All of them may refuse this session: then there is no hurry.
+        self._left.clear()  # it is not moved back and forth, but after a loss it may go anywhere
+        # All of them may refuse this session: there is then no hurry.
         if (num_vain := self._num_losses - len(self._fleet.peers)) > 0:
             self._seek_at = self._clock() + doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, num_vain - 1)
         other, self._move = self._move, None
         if other is None and (peer := self._other_peer()) is not None:
             other = _Leg(self, peer)
-        # A speculator that has refused a session which another one takes has taken nothing from it.
+        # If a speculator refuses the session and another takes it, the session has lost nothing.
         if self._is_attached and (leg.forward_us is not None or other is None):
             self._is_attached = False
             self._listener.on_detached(absence)
@@ -446,7 +447,7 @@ class FleetSession:
         self._listener.on_attached(forward_us)
 
     def _go_on(self, leg: _Leg) -> None:
-        """Drafts with another stream from here on, and closes the one before."""
+        """Drafts with another stream from now on, and closes the previous one."""
         before, self._leg = self._leg, leg
         before.stream.close()
         if leg.forward_us is not None:

@@ -37,7 +37,7 @@ ANSWER_TIMEOUT_S = 1.0
 """A lookup takes milliseconds: one that takes this long is on a connection that no longer works."""
 
 
-# Compared by identity, as a key of `_due`: with eq a dataclass that is not frozen cannot be hashed.
+# Compared by identity, as it is a key of `_due`: with eq a dataclass that is not frozen cannot be hashed.
 @dataclass(eq=False, slots=True)
 class Asker:
     """Holds a session's lookups. `on_answer(base_len, continuation)` and `on_lost(absence)` are called on the event
@@ -69,10 +69,10 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
         self._is_down = False
 
     def ask(self, asker: Asker, query: pb.Query) -> None:
-        """Sends a query, now or once the answer to the session's last one is there."""
+        """Sends a query, now or after the answer to the session's last one."""
         asker.next_query = query
         if self._is_down:
-            # Sent all the same, since only an answer shows that the datastore is back; but the session must not wait.
+            # Sent nevertheless, since only an answer shows that the datastore is back; but the session must not wait.
             asker.on_lost(self._state.absence)
         if not asker.is_asking:
             self._due[asker] = None
@@ -143,7 +143,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
         self._state.absence = loss.absence(was_there=False)
         self._drop_all(loss.absence(was_there=self._has_answered))
         is_refused = loss.code in REFUSALS or loss.code is grpc.StatusCode.NOT_FOUND
-        # Refused once means refused for long: it is not worth asking often.
+        # A refusal usually lasts long: it is not worth asking often.
         return LAST_RETRY_S if is_refused else backoff_s(self._num_failures)
 
     def _deliver(self, response: pb.LookupResponse) -> None:
@@ -154,7 +154,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
         if asker.next_query is not None:
             self._due[asker] = None
             self._wake.set()
-        # One query has one result: what is told of another place is no answer to it.
+        # One query has one result: a result for another place is not its answer.
         for result in response.results[:1]:
             if result.base_len == query.base_len:
                 asker.on_answer(query.base_len, continuation_from_proto(result))
@@ -179,13 +179,13 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
 
 
 def tiers_to_proto(tiers: Sequence[Source]) -> tuple[types_pb2.Source, ...]:
-    """Returns tiers as they are named in a request, where an empty list stands for all of them."""
+    """Returns tiers as a request names them: an empty list stands for all of them."""
     return () if set(tiers) == set(TIERS) else tuple(source_to_proto(tier) for tier in tiers)
 
 
 def continuation_from_proto(result: pb.LookupResult) -> Continuation:
     """Converts a result of the datastore. The continuation ends before a node whose parent does not precede it, and
-    with as many nodes as a tree holds. A length that no match has is cut to one that it can have."""
+    with as many nodes as a tree holds. An impossible match length is cut to a possible one."""
     # The lists come from another process, and proto does not make them equally long.
     length = min(len(result.parent_offsets), len(result.token_ids), len(result.counts), MAX_DRAFT_LEN)
     for index, offset in enumerate(result.parent_offsets[:length]):

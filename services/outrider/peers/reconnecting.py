@@ -1,8 +1,8 @@
-"""Streams to a peer that are opened again whenever they are lost, and what decides when.
+"""Streams to a peer that are opened again whenever they are lost, and the rules for when.
 
 A peer may be missing, die, hang, refuse or come back at any time. A `ReconnectingStream` keeps one stream open through
-all of it, and a `Reconnecting` what is a part of a stream. A `Breaker` keeps many streams from dialling a peer that is
-known to be down. An `AnswerDeadline` says when a peer that owes answers counts as lost.
+all of this, and a `Reconnecting` a part of a stream. A `Breaker` keeps many streams from dialling a peer that is known
+to be down. An `AnswerDeadline` says when a peer that owes answers counts as lost.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ UNUSABLE = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-"""Statuses of a peer that is there, and of no use to us."""
+"""Statuses of a peer that answers but cannot be used."""
 BROKEN_CONNECTION = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-"""Statuses that a call may end with on a connection that no longer works. A NAT or a proxy may have forgotten it, which
-gRPC itself notices only after half a minute; or bytes were changed, and the two ends read different headers."""
+"""Statuses with which a call may end on a connection that no longer works. A NAT or a proxy may have forgotten the
+connection, which gRPC itself notices only after half a minute; or bytes were changed, and the two ends read different
+headers."""
 
 _OVERWRITTEN = "Internal error from Core"
 
@@ -72,7 +73,7 @@ def is_overwritten(failure: Exception) -> bool:
     """Returns True if gRPC has lost the status of a call.
 
     A call that ends while one of our messages is being written does not fail with the peer's status but with INTERNAL
-    and this text, of grpc.aio's own making. The peer may have ended it in good order.
+    and this text, of grpc.aio's own making. The peer may have ended it in order.
     """
     return (
         isinstance(failure, grpc.aio.AioRpcError)
@@ -107,7 +108,7 @@ class Loss:
     """True if the peer itself says that it does not serve now, see `NotServing`."""
 
     def absence(self, *, was_there: bool) -> Absence:
-        """Returns why the peer is missing. `was_there`: the stream had been taken."""
+        """Returns why the peer is missing. `was_there`: True if the stream had been accepted."""
         if self.cause is Cause.SILENCE:
             return Absence.SLOW
         if self.cause is Cause.GARBAGE or self.code in UNUSABLE:
@@ -122,8 +123,8 @@ class Loss:
 class Reconnecting(ABC):
     """Keeps something at a peer open, from construction to `stop`. Lives on the event loop.
 
-    The loop is here, once: wait until it is wanted, open and attend it, judge the loss, pause, again. A subclass says
-    how it is opened and attended, and what a loss means for it.
+    Implements the loop: wait until it is wanted, open and attend it, judge the loss, pause, repeat. A subclass says how
+    it is opened and attended, and what a loss means.
     """
 
     def __init__(self, peer: PeerState) -> None:
@@ -148,8 +149,8 @@ class Reconnecting(ABC):
 
     @abstractmethod
     async def _attend(self) -> None:
-        """Opens it and serves it until it ends. Raises what has ended it, unless the peer did so in order. Keeps the
-        deadline in `_timeout` meanwhile."""
+        """Opens it and serves it until it ends. Raises the error that has ended it, unless the peer ended it in order.
+        Keeps the deadline in `_timeout` meanwhile."""
 
     @abstractmethod
     def _lose(self, loss: Loss) -> float | None:
@@ -197,13 +198,13 @@ class Reconnecting(ABC):
                 )
                 loss = Loss(Cause.STATUS, reason_of(error), error.code(), is_overwritten(error), is_from_server)
             except Exception as error:
-                # A message that passed all checks has broken what takes it in. Without this task nobody would come
-                # back to the peer.
+                # A message that passed all checks has broken the code that takes it in. Without this task the peer
+                # would not be dialled again.
                 log.exception("peer.failed", peer=self._state.name)
                 loss = Loss(Cause.GARBAGE, f"{type(error).__name__} at what it sent")
             if self._is_stopped:
                 # When a call ends just as its reader is cancelled, grpc.aio raises the status and the cancellation is
-                # gone: about one in a thousand, each of which would go on for ever.
+                # lost: about one in a thousand, each of which would go on for ever.
                 return
             self._num_failures += 1
             pause_s = self._lose(loss)
@@ -229,13 +230,14 @@ class ReconnectingStream(Reconnecting, Generic[_Request, _Response]):
         """Begins a call, on a stub that was made just now."""
 
     def _requests(self) -> AsyncGenerator[_Request, None] | None:
-        """Yields the requests of one stream; None means that the call has had its only one. Runs next to `_receive`."""
+        """Yields the requests of one stream; None means that the call has its only request already. Runs next to
+        `_receive`."""
         return None
 
     @abstractmethod
     async def _receive(self, response: _Response) -> None:
-        """Takes in a response. Calls `_answered` if it shows that the peer works. Raises InvalidParameter for contents
-        that are impossible."""
+        """Takes in a response. Calls `_answered` if it shows that the peer works. Raises InvalidParameter for
+        impossible contents."""
 
     async def _attend(self) -> None:
         call, requests = self._open(), self._requests()
@@ -250,16 +252,16 @@ class ReconnectingStream(Reconnecting, Generic[_Request, _Response]):
         finally:
             if writer is not None:
                 writer.cancel()
-            # A call that is only forgotten stays open until the garbage collector finds it.
+            # A call that is only dropped stays open until the garbage collector finds it.
             call.cancel()
 
 
 async def write_all(call: Any, requests: AsyncGenerator[_Request, None]) -> None:
     """Writes requests to a call until there are no more, or the call has ended."""
     # A write to a call that has ended raises its status, or InvalidStateError once that was read. The reader of the
-    # same call gets the status too, and it alone judges it.
+    # same call also gets the status, and alone judges it.
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        # Closed here: a generator that is left alone in the middle is closed by the garbage collector, at some time.
+        # Closed here: the garbage collector would close an unfinished generator only at some time.
         async with aclosing(requests):
             async for request in requests:
                 await call.write(request)
@@ -334,7 +336,7 @@ class Breaker:
         try:
             while not await self._serves(timeout_s):
                 # A probe that had to wait was a pause itself. Random, so that verifiers that have lost the same peer do
-                # not come back to it all at once.
+                # not all come back at once.
                 await asyncio.sleep(max(0.0, began + pause_s * random.uniform(0.8, 1.2) - clock()))
                 pause_s, began = min(LAST_PAUSE_S, 2 * pause_s), clock()
                 timeout_s = min(LAST_PROBE_S, 2 * timeout_s)

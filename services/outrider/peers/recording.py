@@ -1,8 +1,8 @@
 """Records for the datastore: one stream for all sessions, joined, acknowledged, off the hot path.
 
 A recording remembers what is acknowledged. After a lost stream, and when the datastore says that it has less than was
-sent (its Redis came back older), it goes on from what is there. Only when sessions have ended faster than the
-datastore takes their tokens in, for too long, is something given up: the oldest of them, and it is counted.
+sent (its Redis came back older), it goes on from there. Tokens are given up only if sessions end faster than the
+datastore takes their tokens in, for too long: the oldest sessions are given up first, and counted.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 BATCH_TOKENS = 32
 """Tokens that make a record worth a message at once."""
 FLUSH_S = 0.25
-"""Longest wait of fewer tokens for more. A message takes time here, in the datastore and in Redis, however short it is:
-with one for every second round, all services on one core said 2 to 3 % fewer tokens a second."""
+"""Longest wait of fewer tokens for more. Even a short message takes time here, in the datastore and in Redis: with one
+for every second round, all services on one core made 2 to 3 % fewer tokens a second."""
 MAX_FLUSHES_PER_S = 16
 """Most messages a second of that kind, of all sessions together: the more of them share a process, the longer each
 waits for more. 16 sessions with four messages a second each took .7 % of a verifier's core."""
@@ -53,7 +53,7 @@ class Recording:
     def __init__(self, recorder: Recorder, scope: pb.Scope, committed: Sequence[TokenId]) -> None:
         self.scope = scope
         self.committed = committed
-        """Token ids of the session so far. Whoever generates them adds to it."""
+        """Token ids of the session so far. The generation appends to it."""
         self.num_sent = 0
         self.num_acknowledged = 0
         self.num_resends = 0
@@ -123,8 +123,8 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         return recording
 
     def touch(self, recording: Recording) -> None:
-        """Makes a recording due to which something was added: at once, or with what comes within `FLUSH_S`, or
-        later where many wait."""
+        """Makes a recording due after something was added to it: at once, or with what comes within `FLUSH_S`, or later
+        if many wait."""
         if recording in self._due:
             return
         if recording.is_ended or len(recording.committed) - recording.num_sent >= BATCH_TOKENS:
@@ -141,7 +141,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         self._is_empty.clear()
         self.touch(recording)
         backlog = sum(ended.num_waiting for ended in self._ended)
-        # The session that has ended just now is kept even if it alone is beyond the limit.
+        # The session that has just ended is kept even if it alone exceeds the limit.
         while backlog > MAX_BACKLOG_TOKENS and len(self._ended) > 1:
             oldest = next(iter(self._ended))
             backlog -= oldest.num_waiting
@@ -152,7 +152,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         self._state.num_shed_tokens += num_tokens
 
     async def close(self, timeout_s: float) -> None:
-        """Sends what ended sessions have left, for at most timeout_s; then gives up the rest."""
+        """Sends the remaining tokens of ended sessions, for at most timeout_s; then gives up the rest."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._is_empty.wait()
@@ -192,7 +192,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         return self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Record()
 
     async def _requests(self) -> AsyncGenerator[pb.RecordRequest, None]:
-        """Yields what is due, as long as not too much is in flight."""
+        """Yields due messages, as long as not too many are in flight."""
         scope: pb.Scope | None = None
         while True:
             while not self._due or len(self._sent) >= MAX_IN_FLIGHT:

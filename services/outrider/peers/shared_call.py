@@ -1,4 +1,4 @@
-"""The call that the sessions of a process share at a speculator: one message for all that have something to say.
+"""The call that the sessions of a process share at a speculator: one message carries the requests of all that have any.
 
 Sessions come and go; whatever ends the call ends it for all of them, and each opens anew on the next one.
 """
@@ -19,7 +19,7 @@ from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider.wire.channels import require_message
 
 MAX_AGE_S = 5.0
-"""Time for which a call takes further sessions: those after that find other credentials, or another connection."""
+"""Time for which a call takes further sessions: later ones may find other credentials, or another connection."""
 MAX_MESSAGE_TOKENS = 16_384
 """Token ids from which on a message takes no further session: a text to be opened holds up others for no longer."""
 
@@ -31,18 +31,18 @@ class Member(Protocol):
     """Bytes that were exchanged for it so far: those of its own messages, without the message around them."""
 
     def add_requests(self, number: int, message: speculator_pb2.SpeculateRequest) -> int:
-        """Adds what the session has to say now to a message; returns how many token ids that are.
+        """Adds the session's pending requests to a message; returns their number of token ids.
 
         Args:
             number: Names the session on this call.
-            message: May hold what other sessions say.
+            message: May hold requests of other sessions.
         """
 
     def on_response(self, response: speculator_pb2.SessionResponse) -> None:
-        """Takes in a response. Raises InvalidParameter for contents that are impossible."""
+        """Takes in a response. Raises InvalidParameter for impossible contents."""
 
     def on_call_over(self, error: BaseException | None) -> None:
-        """Takes in that the session has no call any more, and why; None means that the peer has ended it in order."""
+        """Called when the session's call has ended, with the reason; None means that the peer has ended it in order."""
 
 
 class SharedCall:
@@ -56,9 +56,9 @@ class SharedCall:
         self._numbers = itertools.count(1)
         self._members: dict[int, Member] = {}
         self._due: dict[int, None] = {}
-        """Numbers of sessions that have something to say, in the order of their turns."""
+        """Numbers of sessions with pending requests, in the order of their turns."""
         self._left: list[int] = []
-        """Numbers of sessions that are over, of which the speculator does not know yet."""
+        """Numbers of ended sessions whose end the speculator was not told yet."""
         self._wake = asyncio.Event()
         self._is_over = False
         self._task = asyncio.create_task(self._run())
@@ -70,14 +70,14 @@ class SharedCall:
         return is_young and not self._is_over and self._num_dials == self._state.num_dials
 
     def join(self, member: Member) -> int:
-        """Takes a session, which has something to say: its opening. Returns its number."""
+        """Takes a session, whose opening is pending. Returns its number."""
         number = next(self._numbers)
         self._members[number] = member
         self.wake(number)
         return number
 
     def wake(self, number: int) -> None:
-        """Has a session asked for what it has to say, with all others that are due then."""
+        """Marks a session as due: its requests are asked for, with those of all others that are due then."""
         self._due[number] = None
         self._wake.set()
 
@@ -118,7 +118,7 @@ class SharedCall:
                         _pass_on(member, response)
         finally:
             writer.cancel()
-            # A call that is only forgotten stays open until the garbage collector finds it.
+            # A call that is only dropped stays open until the garbage collector finds it.
             call.cancel()
 
     async def _messages(self) -> AsyncGenerator[speculator_pb2.SpeculateRequest, None]:
@@ -138,7 +138,7 @@ class SharedCall:
                 self._wake.clear()
             if message.sessions:
                 yield message
-                # Behind the write, which may never have been made.
+                # After the write, which may never have been made.
                 for request in message.sessions:
                     if (traffic := traffics.get(request.number)) is not None:
                         traffic.num_bytes_sent += request.ByteSize()

@@ -2,7 +2,7 @@
 share.
 
 A lost stream is reported to its listener, and opened again with the tokens committed by then as soon as the speculator
-is well. A speculator that refuses, or that cannot be understood, is dialled again too, but more rarely.
+is well. A speculator that refuses, or that sends unreadable messages, is also dialled again, but more rarely.
 """
 
 from __future__ import annotations
@@ -86,10 +86,11 @@ REFUSED_RETRY_S = 5.0
 GARBAGE_RETRY_S = 1.0
 """Pause after bytes that cannot be understood: the peer may be well and only the connection bad."""
 FULL_S = 1.0
-"""Time for which a speculator that has refused a session for want of room gets no other while there is another one."""
+"""Time for which a speculator that has refused a session because it is full gets no session while another speculator is
+available."""
 MAX_PAUSED_TOKENS = 64
-"""Most tokens whose commits are joined while the speculator is paused: few messages meanwhile, and little to read when
-it goes on."""
+"""Most tokens whose commits are joined while the speculator is paused: few messages meanwhile, and little to read
+afterwards."""
 
 
 class SpeculationListener(Protocol):
@@ -115,8 +116,8 @@ class SpeculationSpec:
     sampling: SamplingParams
     speculation: SpeculationParams
     max_forward_us: int = 0
-    """Time of a draft forward beyond which the speculator shall wait for steering before it reads the prompt, in
-    microseconds. 0 means that it shall not wait."""
+    """A speculator whose draft forward takes longer than this, in microseconds, waits for steering before it reads the
+    prompt. 0 means that it does not wait."""
     prefix_salt: str = ""
     """Sessions of the same salt find each other's prefixes there; empty means that this one shares none."""
     structure: Structure | None = None
@@ -144,7 +145,7 @@ class Speculators(Protocol):
 
     @property
     def states(self) -> list[PeerState]:
-        """All that is dialled."""
+        """All peers that are dialled."""
 
     def speculate(
         self, spec: SpeculationSpec, committed: Sequence[TokenId], listener: SpeculationListener
@@ -182,13 +183,13 @@ class SpeculatorPeer:
             security: See `PeerState`.
             max_nodes_per_s: Limit of one session's drafts; nodes beyond it are dropped.
             host: See `PeerState`.
-            on_back: Called whenever it was down and is well again.
+            on_back: Called whenever the speculator is well again after it was down.
         """
         self.state = PeerState("speculator", address, security, host)
         self.model = model
         self.max_nodes_per_s = max_nodes_per_s
         self.has_stand_ins = False
-        """True if sessions that it loses can go to another one: then it counts as down at its first failure."""
+        """True if sessions that it loses can go to another speculator: it then counts as down at its first failure."""
         self.breaker = Breaker(self.state, self._come_back)
         self.usual_answer_s = RunningMean(0.1)
         """Seconds from a commit to the first draft after it."""
@@ -196,7 +197,7 @@ class SpeculatorPeer:
         self._full_until = 0.0
         self._on_back = on_back
         self._call: SharedCall | None = None
-        """The call that a session joins which begins now, if it takes more."""
+        """The call that a new session joins, if it takes more."""
         self._is_balanced = is_balanced(address)
 
     def _come_back(self) -> None:
@@ -210,7 +211,7 @@ class SpeculatorPeer:
         return self.breaker.is_closed and not is_refusing and not self.load.is_full
 
     def refuse(self) -> None:
-        """Records that it has refused a session for want of room."""
+        """Records that it has refused a session because it is full."""
         self._full_until = asyncio.get_running_loop().time() + FULL_S
 
     def learn_load(self, load: speculator_pb2.SpeculatorLoad, stream: SpeculationStream | None = None) -> None:
@@ -237,13 +238,13 @@ class SpeculatorPeer:
 
     def shared_call(self) -> SharedCall:
         """Returns the call for a session that begins now."""
-        # Calls take turns among replicas that gRPC alone knows of, so that each session has one of its own there.
+        # Calls take turns among replicas that only gRPC knows: each session there has a call of its own.
         if self._call is None or self._is_balanced or not self._call.takes_more:
             self._call = SharedCall(self.state)
         return self._call
 
     def info(self) -> verifier_pb2.PeerInfo:
-        """Describes it, with what it has to do, for a caller of this server."""
+        """Describes it, including its load, for a caller of this server."""
         info, load = self.state.info(), self.load
         info.num_own_sessions, info.num_sessions = load.num_own_sessions, load.num_sessions
         info.max_num_sessions, info.busy_percent = load.max_num_sessions, round(100 * load.busy)
@@ -258,7 +259,7 @@ class SpeculatorPeer:
 class SpeculationStream(Reconnecting):
     """Sends one session's commits to a speculator, and hands its drafts to a listener. Lives on the event loop.
 
-    It is a stream to its owner, and a part of a call that sessions share to gRPC.
+    To its owner it is a stream; to gRPC it is a part of a call that sessions share.
     """
 
     def __init__(
@@ -275,7 +276,7 @@ class SpeculationStream(Reconnecting):
         self._clock = asyncio.get_running_loop().time
         self.traffic = Traffic() if traffic is None else traffic
         """Bytes of all streams of this session so far."""
-        # Now, and not when the stream opens: of many sessions that begin at once each must see those before it.
+        # Now, and not when the stream opens: if many sessions begin at once, each must see those before it.
         peer.load.begin(self)
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
         self._committed = committed
@@ -285,23 +286,23 @@ class SpeculationStream(Reconnecting):
         self._number = 0
         """Names this stream on the call."""
         self._end: asyncio.Future[BaseException | None] | None = None
-        """Completed with what has ended this stream. None before the first one."""
+        """Completed with the error that has ended this stream. None before the first one."""
         self._steering = Steering()
         self._unsent = Steering()
         """The part of it that this stream has not sent."""
         self._last_node_id = 0
         """Id of the latest node that has arrived on this stream."""
         self._is_attached = True
-        """True until the listener is told otherwise: a session begins in the expectation of drafts."""
+        """True until the listener is told otherwise: a session begins expecting drafts."""
         self._is_open = False
         """True if the speculator has taken this stream."""
         self._num_silent = 0
-        """Number of streams in a row that were lost by silence, since the last draft."""
+        """Number of streams in a row, since the last draft, that were lost by silence."""
         self._answer_deadline = AnswerDeadline(peer.usual_answer_s, 0)
 
     def send_commit(self) -> None:
-        """Sends the tokens that were added to the committed ones. Commits that the speculator is too slow for are
-        joined, and so are those that come while it pauses."""
+        """Sends the tokens that were added to the committed ones. Commits are joined if the speculator is too slow for
+        them, or pauses."""
         if not self._is_paused or len(self._committed) - self._num_sent >= MAX_PAUSED_TOKENS:
             self._wake()
 
@@ -315,7 +316,7 @@ class SpeculationStream(Reconnecting):
         """Ends the session on the speculator."""
         self._peer.load.end(self)
         self.stop()
-        # Not when the task ends, which is later: what was committed since is for nobody.
+        # Not when the task ends, which is later: tokens committed since are not needed.
         self._leave()
 
     @property
@@ -394,7 +395,7 @@ class SpeculationStream(Reconnecting):
         self._num_silent = 0
         if drafted.HasField("load"):
             self._peer.learn_load(drafted.load)
-        # Also of a draft that is dropped below: acknowledged is what has arrived, not what was used.
+        # Set for a draft that is dropped below, too: an acknowledgement says what has arrived, not what was used.
         self._last_node_id = last_node_id(drafted.draft)
         if self._limit.admits(drafted.draft):
             self._listener.on_draft(draft_from_proto(drafted.draft, drafted.forward_us, drafted.retrieval_us))
@@ -404,7 +405,7 @@ class SpeculationStream(Reconnecting):
         pause_s = self._judge(loss)
         self._state.absence = loss.absence(was_there=False)
         self._detach(loss.absence(was_there=self._is_open))
-        # The first attempt after a loss is made at once: it may go to another replica behind the address.
+        # The first attempt after a loss is made at once: it may go to another replica at the address.
         return max(pause_s, backoff_s(self._num_failures - 1) if self._num_failures > 1 else 0.0)
 
     def _judge(self, loss: Loss) -> float:
@@ -433,8 +434,8 @@ class SpeculationStream(Reconnecting):
             self._state.down(loss.reason)
             self._peer.refuse()
         elif self._num_failures == 1 and loss.code is not grpc.StatusCode.OK and not self._peer.has_stand_ins:
-            # It drafted until now. Others may stand behind the address, and the next attempt goes to one of them: only
-            # if that one fails too is the peer down.
+            # It drafted until now. The address may have other replicas, and the next attempt goes to one of them: the
+            # peer is down only if that one fails too.
             self._state.down(loss.reason)
         else:
             breaker.trip(loss.reason)
@@ -478,7 +479,7 @@ class SpeculationStream(Reconnecting):
         )
 
     def _expect_answer(self) -> None:
-        """Sets the deadline for the answer to a commit. A speculator that is to pause owes none."""
+        """Sets the deadline for the answer to a commit. A speculator that was told to pause owes none."""
         if not self._is_open:
             return  # the deadline for opening the stream stands
         if self._is_paused:

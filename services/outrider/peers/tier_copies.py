@@ -1,4 +1,4 @@
-"""Copies of the wider tiers of many tenants: made when first asked for, dropped when not asked for in a long time."""
+"""Copies of the wider tiers of many tenants: made at the first request, dropped after a long time without one."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class TierCopies:
         """
         Args:
             watch: Begins the copy of a scope for a tenant.
-            max_num_copies: Beyond it, the copy that was asked for longest ago is dropped.
-            idle_s: Seconds after which a copy is dropped that is not asked for.
+            max_num_copies: Beyond it, the copy whose last request is oldest is dropped.
+            idle_s: Seconds after which an unused copy is dropped.
         """
         self._watch, self._max_num_copies, self._idle_s = watch, max_num_copies, idle_s
         # In the order of the last request for each, the oldest first.
@@ -80,9 +80,9 @@ class TierCopies:
 log = structlog.get_logger(__name__)
 
 MAX_SHARED_NGRAMS = 400_000
-"""N-grams of a copy of a shared tier, about 60 MB; those seen first make room."""
+"""N-grams of a copy of a shared tier, about 60 MB; the oldest make room."""
 MAX_RUN_TOKENS = MAX_SHARED_NGRAMS // NGRAM_ORDER
-"""Tokens of a run that are learnt, its last ones: those before them would make room at once."""
+"""Number of last tokens of a run that are learnt: earlier ones would be dropped at once."""
 SLICE_TOKENS = 256
 """Tokens that are learnt in one go, in one to three milliseconds."""
 MAX_PRIOR_TOKENS = 16 << 20

@@ -1,4 +1,4 @@
-"""Decides which replica a call goes to, how often it is repeated, and after which pause.
+"""Decides which replica a call goes to, how often it is repeated, and after what pause.
 
 Does no input or output and reads no clock: `now` is in seconds since any fixed moment, the same one in all calls. Both
 clients of the SDK and the edge use it.
@@ -23,12 +23,12 @@ NUM_ROUNDS = 4
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
 REFUSALS = NOT_TAKEN | {grpc.StatusCode.RESOURCE_EXHAUSTED}
-"""The server, or a proxy before it, does not take the call now; another one may. What a caller cancels itself does not
-come here."""
+"""Statuses of a server, or a proxy before it, that does not take the call now; another one may. Cancellations by the
+caller itself do not come here."""
 
 
 class Replicas:
-    """Holds the replicas of one verifier, and what is known of their loads: `with` gives it to one thread at a time."""
+    """Holds the replicas of one verifier, and what is known of their loads. `with` locks it for one thread."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
@@ -37,7 +37,7 @@ class Replicas:
         self.has_answered = False
         """True once one of them has answered."""
         self.is_closed = False
-        """True once their caller has stopped: nothing is tried again."""
+        """True once the caller has stopped: nothing is tried again."""
 
     def __enter__(self) -> ReplicaLoads:
         self._lock.acquire()
@@ -58,7 +58,8 @@ class Attempts:
             replicas: Replicas of the server.
             now: The time.
             timeout_s: Time for all attempts together; None means no deadline.
-            wait_s: Time after which no replica is asked again that has refused the call. Each is asked once.
+            wait_s: Time after which a replica that has refused the call is not asked again. Each is asked once in any
+                case.
         """
         self.replica = 0
         """The number of the replica that has the current attempt."""
@@ -89,7 +90,7 @@ class Attempts:
         return self.replica
 
     def on_answer(self, now: float) -> None:
-        """Takes in that the replica has sent something."""
+        """Records that the replica has sent something."""
         self._last_message_at, self._replicas.has_answered = now, True
         with self._replicas as loads:
             loads.answered(self.replica)
@@ -100,11 +101,11 @@ class Attempts:
         Args:
             now: The time.
             code: The status.
-            details: What came with it, messages of google.rpc.
+            details: Details of the status, messages of google.rpc.
         """
         if not self._may_go_on(code, details) or self.is_closed or now >= self._deadline:
             return None
-        # One that is full says when it may have room. One that drains does, too; another process is there sooner.
+        # A full replica says when it may have room. A draining one does too, but another process is there sooner.
         is_full = code is grpc.StatusCode.RESOURCE_EXHAUSTED
         advised_s = (retry_after_s(details) if is_full else None) or 0.0
         with self._replicas as loads:
@@ -113,7 +114,7 @@ class Attempts:
         return None if self._has_tried_enough(now, code, details) else self._pause_s(now)
 
     def _may_go_on(self, code: grpc.StatusCode, details: Sequence[Message]) -> bool:
-        """Returns False if an error would come again, wherever the call goes."""
+        """Returns False if the error would come again wherever the call goes."""
         return code in REFUSALS
 
     def _has_tried_enough(self, now: float, code: grpc.StatusCode, details: Sequence[Message]) -> bool:
@@ -121,9 +122,10 @@ class Attempts:
         return self._is_refused(now, code)
 
     def _is_refused(self, now: float, code: grpc.StatusCode, *, is_passing: bool = False) -> bool:
-        """Returns True if each replica has refused often enough. `is_passing`: there will be one before long."""
+        """Returns True if each replica has refused often enough. `is_passing`: True if a server will take calls before
+        long."""
         num_rounds = min(self._num_failures)
-        # Each is asked once: a first replica that hangs until the time is over does not stand for the others.
+        # Each is asked once: a first replica that hangs until the time is over says nothing about the others.
         if num_rounds and now - self._began_at >= self._wait_s:
             return True
         # With one replica there is no other to try, and the error tells the caller when this one may have room.
@@ -135,7 +137,7 @@ class Attempts:
         self._num_pauses = 0
 
     def _pause_s(self, now: float) -> float:
-        """Returns 0 until every replica has failed as often as the others; then more each time."""
+        """Returns 0 until every replica has failed equally often; then more each time."""
         with self._replicas as loads:
             if loads.has_fresh(now) or min(self._num_failures) <= self._num_pauses:
                 return 0.0

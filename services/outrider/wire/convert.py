@@ -1,5 +1,4 @@
-"""Converts protobuf messages to core types and back. `outrider.wire.speculation` has the
-parameters of the speculation.
+"""Converts protobuf messages to core types and back. `outrider.wire.speculation` has the parameters of speculation.
 
 `*_from_proto` raise InvalidParameter naming the field as the wire calls it; nothing is clipped and nothing is ignored.
 """
@@ -26,11 +25,11 @@ COST_PER_NAT = 32
 MAX_COST = 1023
 """Largest cost, about 32 nats; a varint of two bytes."""
 MAX_REASON_LEN = 500
-"""Most characters of why a peer was missing: a status of gRPC may hold thousands."""
+"""Most characters of the reason why a peer was missing: a gRPC status may hold thousands."""
 MAX_DRAFT_LEN = 4096
 """Most nodes in one message: as many as a tree holds."""
 MAX_Q_ROW_LEN = 1024
-"""Most tokens in what one node was drawn from."""
+"""Most tokens in the distribution that one node was drawn from."""
 MAX_Q_ROW_TOTAL = 2**31 - 1
 """Largest sum of their weights."""
 MAX_DRAFT_COUNT = 1 << 20
@@ -52,8 +51,8 @@ def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) 
 
 
 def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us: int = 0) -> Draft:
-    """Converts new nodes and the times of them. Lists of different lengths are cut to the shortest: the
-    content rule needs no more. Counts and times say nothing of the text: those that cannot be are cut to what can."""
+    """Converts new nodes and their times. Lists of different lengths are cut to the shortest: the content rule needs no
+    more. Counts and times do not affect the text: impossible ones are cut to possible ones."""
     for name in ("parent_offsets", "token_ids", "costs", "q_rows"):
         length = len(getattr(message, name))
         check(length <= MAX_DRAFT_LEN, f"draft.{name}", f"at most {MAX_DRAFT_LEN} long", length)
@@ -105,7 +104,7 @@ def finish_reason_to_proto(reason: FinishReason) -> verifier_pb2.FinishReason:
 
 def costs_to_proto(logprobs: Iterable[float]) -> list[int]:
     """Converts log-probabilities of drafted tokens."""
-    # Bounded before it is rounded: a token without any probability has an infinite cost, of which round() raises.
+    # Bounded before it is rounded: a token of probability 0 has an infinite cost, on which round() raises.
     return [round(min(MAX_COST, max(0.0, -logprob * COST_PER_NAT))) for logprob in logprobs]
 
 
@@ -141,9 +140,9 @@ def summary_to_proto(
     Args:
         method: The method in use.
         statistics: The counts and times of the generation.
-        requested_method: The method that `method` replaces. None means that it was asked for itself.
+        requested_method: The method that `method` replaces. None means that `method` itself was requested.
         traffic: The bytes that were exchanged with the drafter. None means that there was no drafter.
-        reasons: What is known of why peers were missing, in words.
+        reasons: Known reasons why peers were missing, in words.
     """
     return verifier_pb2.SpeculationSummary(
         method=METHODS_TO_PROTO[method],
@@ -174,7 +173,7 @@ def missing_peer(peer: Peer, absence: Absence, num_rounds: int, reason: str) -> 
 
 
 def _counts_of(statistics: Statistics, traffic: Traffic) -> dict[str, Any]:
-    # A text of many hours may count more than the field holds: the largest number says that much.
+    # A text of many hours may count more than the field holds: the largest number then stands for it.
     return {name: min(getattr(statistics, name), INT32_MAX) for name in COUNTS} | asdict(traffic)
 
 

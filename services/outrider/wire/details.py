@@ -31,7 +31,7 @@ def retry_after_s(details: Sequence[message.Message]) -> float | None:
 
 
 FAILS_AGAIN = error_details_pb2.ErrorInfo(reason="REQUEST_FAILS_AGAIN", domain="outrider")
-"""Says of an INTERNAL error that it is of the request, not of the server or of the way to it."""
+"""Marks an INTERNAL error as caused by the request, not by the server or the way to it."""
 
 
 def fails_again(details: Sequence[message.Message]) -> bool:
@@ -40,14 +40,14 @@ def fails_again(details: Sequence[message.Message]) -> bool:
 
 
 def rich_details(error: grpc.RpcError) -> list[message.Message]:
-    """Returns the details of a failed call: google.rpc messages, those of kinds that are known here."""
+    """Returns the details of a failed call: google.rpc messages of the known kinds."""
     try:
         status = rpc_status.from_call(error)
     except ValueError:  # a proxy replaced code or message but not the trailer: the status itself counts
         return []
     details = []
-    # None: the status came without details, as those do that gRPC itself makes. Unknown details are left out: a newer
-    # server may send more kinds.
+    # None: the status has no details, like those that gRPC itself makes. Unknown details are left out: a newer server
+    # may send more kinds.
     for packed in status.details if status is not None else ():
         if kind := _DETAIL_TYPES.get(packed.TypeName()):
             packed.Unpack(detail := kind())

@@ -23,13 +23,13 @@ from outrider.wire.details import FAILS_AGAIN
 log = structlog.get_logger(__name__)
 
 MAX_TEXT_BYTES = 800
-"""Longest message on the wire. A text that quotes a request may have megabytes; trailers beyond 8 kB, where the message
-stands twice (grpc-message and grpc-status-details-bin), are dropped on the way, and the status with them."""
+"""Longest message on the wire. A text that quotes a request may have megabytes. Trailers, which have the message twice
+(grpc-message and grpc-status-details-bin), are dropped on the way beyond 8 kB, and the status with them."""
 
 INTERNAL_ERROR = "internal error; the server's log has the details"
 """Text of an error that is a bug here."""
 _DETAILS = "grpc-status-details-bin"
-"""Name of the trailer that a status with details comes in."""
+"""Name of the trailer that carries a status with details."""
 
 
 class RpcError(Exception):
@@ -43,7 +43,8 @@ class RpcError(Exception):
 
 
 class Internal(RpcError):
-    """A bug in what is done for this request alone. Its log has the details, and another server has the same bug."""
+    """A bug in the work for this request alone. The server's log has the details, and another server has the same
+    bug."""
 
     def __init__(self) -> None:
         super().__init__(INTERNAL_ERROR, FAILS_AGAIN)
@@ -90,13 +91,13 @@ class Unimplemented(RpcError):
 
 
 class Unavailable(RpcError):
-    """A part that is needed cannot be reached, or the server is `NotServing`. Safe to retry."""
+    """A required part cannot be reached, or the server is `NotServing`. Safe to retry."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class NotServing(Unavailable):
-    """The server is loading or draining, and one will serve before long. Says when to come back, which distinguishes it
+    """The server is loading or draining, and one will serve before long. Says when to retry, which distinguishes it
     from a failure on the way."""
 
     def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
@@ -110,7 +111,7 @@ class DeadlineExceeded(RpcError):
 
 
 class ResourceExhausted(RpcError):
-    """The server is full for now. Names the limit and when to come back."""
+    """The server is full for now. Names the limit and when to retry."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -135,7 +136,7 @@ def shortened(text: str) -> str:
 
 def invalid_argument(error: InvalidParameter) -> InvalidArgument:
     """Converts the error of a parameter outside its range to a status that names the field."""
-    # Without the field, which InvalidArgument puts in front again.
+    # Without the field, which InvalidArgument prefixes again.
     return InvalidArgument(error.field, str(error).removeprefix(f"{error.field} "))
 
 
@@ -153,14 +154,14 @@ def to_status(error: RpcError) -> grpc.Status:
 
 
 def ended_to_proto(error: RpcError) -> speculator_pb2.SpeculateEnded:
-    """Converts what has ended a session on a stream that others share."""
+    """Converts the error that has ended a session on a shared stream."""
     status = to_status(error)
     details = cast(bytes, dict(status.trailing_metadata)[_DETAILS])
     return speculator_pb2.SpeculateEnded(code=status.code.value[0], message=status.details, status=details)
 
 
 def ended_from_proto(ended: speculator_pb2.SpeculateEnded) -> grpc.aio.AioRpcError | None:
-    """Converts what has ended a session to what would have ended a call; None means that it has ended in order."""
+    """Converts the error that has ended a session to that of a call; None means that the session has ended in order."""
     code = next((each for each in grpc.StatusCode if each.value[0] == ended.code), grpc.StatusCode.UNKNOWN)
     if code is grpc.StatusCode.OK:
         return None
@@ -176,8 +177,8 @@ def ended_from_proto(ended: speculator_pb2.SpeculateEnded) -> grpc.aio.AioRpcErr
 def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
     """Turns what the body raises into the status of the call.
 
-    InvalidParameter becomes INVALID_ARGUMENT. Anything unknown is a bug: it is logged with its traceback and reaches
-    the caller as INTERNAL without details of ours.
+    InvalidParameter becomes INVALID_ARGUMENT. Any other exception is a bug: it is logged with its traceback and reaches
+    the caller as INTERNAL, without its text.
     """
     try:
         yield
@@ -189,13 +190,13 @@ def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
         # context.abort() has sent the status already, and raises to leave the handler.
         raise
     except grpc.aio.InternalError:
-        # A message could not be sent: the caller has gone, or its deadline has passed, while it was.
+        # A message could not be sent: meanwhile the caller has gone, or its deadline has passed.
         log.info("rpc.broken", peer=context.peer())
         context.set_code(grpc.StatusCode.UNAVAILABLE)
         context.set_details("the stream broke while a message was sent")
     except Exception as error:
         log.exception("rpc.failed")
-        # What the process or its machine is short of, another one may have.
+        # Another process or machine may have the resource that is short here.
         _set_status(context, RpcError(INTERNAL_ERROR) if isinstance(error, MemoryError | OSError) else Internal())
 
 

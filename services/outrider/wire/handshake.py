@@ -1,4 +1,4 @@
-"""The handshake: names the peer and its tokens. It comes first on every stream between services."""
+"""The handshake: names the peer and its tokenizer. It comes first on every stream between services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.wire.errors import FailedPrecondition, InvalidArgument
 
 
 class Model(Protocol):
-    """The properties of a model that the wire carries."""
+    """The properties of a model that messages carry."""
 
     @property
     def model_id(self) -> str: ...
@@ -47,7 +47,7 @@ def model_info(model: Model) -> types_pb2.ModelInfo:
 
 
 def handshake(model: Model) -> types_pb2.Handshake:
-    """Returns the handshake of a caller that speaks the tokens of `model`."""
+    """Returns the handshake of a caller that uses the tokens of `model`."""
     return types_pb2.Handshake(
         protocol_version=PROTOCOL_VERSION,
         tokenizer_hash=model.tokenizer_hash,

@@ -13,7 +13,7 @@ from outrider.wire.speculation import METHODS_TO_PROTO, enum_from_proto, scalars
 
 
 def report_from_proto(message: verifier_pb2.ReportParams) -> ReportParams:
-    """Returns what is to be told; unset fields have the defaults that the proto states."""
+    """Returns the requested reports; unset fields have the defaults that the proto states."""
     field, mode = "report.logprobs_mode", message.logprobs_mode
     is_told = message.HasField("logprobs") or message.HasField("prompt_logprobs")
     check(is_told or not mode, field, "unset where no log-probabilities are asked for", mode)
@@ -72,7 +72,7 @@ def _tree_to_proto(tree: VerifiedTree) -> verifier_pb2.VerifiedTree:
 def speculative_decoding_to_proto(
     statistics: Statistics, num_spec_tokens: int
 ) -> verifier_pb2.SpeculativeDecodingMetrics:
-    """Sums the speculation of one generation up by the names that vLLM has for it."""
+    """Sums the speculation of one generation up, under vLLM's names."""
     by_num_accepted = statistics.rounds_by_num_accepted
     num_steps = sum(by_num_accepted.values())
     num_accepted = sum(number * count for number, count in by_num_accepted.items())

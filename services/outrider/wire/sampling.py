@@ -19,12 +19,12 @@ MAX_STOPS = 16
 MAX_STOP_TOKEN_IDS = 256
 """Most stop tokens of a request."""
 MAX_BAD_WORDS = 256
-"""Most bad words of a request that are given as text."""
+"""Most bad words of a request given as text."""
 MAX_STRING_BYTES = 256
 """Most bytes of each of them, in UTF-8."""
 
 Spellings = Callable[[str], Sequence[tuple[TokenId, ...]]]
-"""Returns the ways in which a word is made of tokens."""
+"""Returns the ways to write a word in tokens."""
 
 
 def sampling_from_proto(
@@ -38,14 +38,14 @@ def sampling_from_proto(
 
     Args:
         message: The parameters.
-        default_seed: The seed if they have none.
+        default_seed: The seed if the message has none.
         vocab_size: Token ids are below it.
-        eos_token_ids: The model's own end-of-sequence tokens, for a message that comes from a client. Empty for one
-            that names them itself.
+        eos_token_ids: The model's own end-of-sequence tokens, for a message from a client. Empty for a message that
+            names them itself.
         spellings: Makes tokens of bad words. None means that the message is a peer's, which has tokens only.
     """
     if spellings is not None:
-        # A peer's message has those of the model, too.
+        # A peer's message includes those of the model.
         field, length = "sampling.stop_token_ids", len(message.stop_token_ids)
         check(length <= MAX_STOP_TOKEN_IDS, field, f"at most {MAX_STOP_TOKEN_IDS} tokens", length)
     stops = stop_token_ids_from_proto(message, vocab_size, eos_token_ids) if message.min_tokens else ()
@@ -60,11 +60,11 @@ def sampling_from_proto(
 
 
 def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
-    """Returns how tokens are drawn, with every field set that has another value than its default, and the seed."""
+    """Returns how tokens are drawn, with the seed and every field set whose value is not the default."""
     message = types_pb2.SamplingParams()
     scalars_to_proto(params, message)
     for name, value in _DEFAULTS.items():
-        # Most requests have none of these: the message of every session would be twice as long.
+        # Most requests have none of these: setting them would double the message of every session.
         if getattr(params, name) == value:
             message.ClearField(name)
     message.logit_bias.update(dict(params.logit_bias))
@@ -104,7 +104,7 @@ def stop_strings_from_proto(message: types_pb2.SamplingParams) -> tuple[str, ...
 def _bad_words_from_proto(
     message: types_pb2.SamplingParams, vocab_size: int, spellings: Spellings | None
 ) -> tuple[tuple[TokenId, ...], ...]:
-    """Returns the words that must not be said, by their tokens, each once."""
+    """Returns the words that must not be generated, by their tokens, each once."""
     field = "sampling.bad_words"
     words = [
         token_ids_from_proto(word.token_ids, vocab_size, f"{field}_token_ids[{index}].token_ids")

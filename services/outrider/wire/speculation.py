@@ -1,8 +1,8 @@
 """`SpeculationParams`, on the wire and in the domain.
 
-A value outside its range, and a field that is set where it has no meaning, raise InvalidParameter with the name that
-the wire gives it; nothing is clipped and nothing is ignored. `allow_fallback` is not among the resolved parameters: it
-says what may be done where they cannot be served, which is for `outrider.verifier.admission` to decide.
+A value outside its range, and a field that is set without having a meaning, raise InvalidParameter with its name on the
+wire; nothing is clipped and nothing is ignored. `allow_fallback` is not among the resolved parameters: it says what may
+be done if they cannot be served, which `outrider.verifier.admission` decides.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def scalars_from_proto(message: Message, kind: type[Any]) -> dict[str, Any]:
     """Returns the plain fields of a message that are set, as keyword arguments of a dataclass.
 
     A field is plain if it is `optional`, neither an enum nor a message, and the dataclass has a field of the same name:
-    one that is unset then has the default of the dataclass, and its range is checked there. So a new parameter needs no
-    code here.
+    one that is unset then has the default of the dataclass, which also checks its range. A new parameter therefore
+    needs no code here.
     """
     names = {field.name for field in fields(kind)}
     # ListFields leaves out what is unset; an optional field that is set to 0 or false is listed.
@@ -141,7 +141,7 @@ def _min_path_probability_from_proto(
 
 
 def _max_rows_from_proto(message: types_pb2.SpeculationParams, rows: Rows, limits: SpeculationLimits) -> int:
-    """Returns the limit of rows; 0 means as many as pay."""
+    """Returns the most rows; 0 means as many as pay."""
     if not message.HasField("max_rows"):
         return 0
     check(rows is Rows.TREE, "speculation.max_rows", "unset for rows other than ROWS_TREE", message.max_rows)
@@ -173,7 +173,7 @@ def _sharing_from_proto(
     defaults: SpeculationParams,
     limits: SpeculationLimits,
 ) -> tuple[RetrievalScope, bool]:
-    """Returns with whom retrieval shares, and whether the session contributes."""
+    """Returns the scope in which retrieval shares, and True if the session contributes."""
     given, params = message.HasField("retrieval_params"), message.retrieval_params
     check(retrieves or not given, "speculation.retrieval_params", "unset where nothing is retrieved", "a message")
     default = limits.spacelike_scope if method.needs_datastore else defaults.retrieval_scope
@@ -188,7 +188,7 @@ def _sharing_from_proto(
 
 
 def _sources_from_proto(message: types_pb2.RetrievalParams) -> tuple[Source, ...]:
-    """Returns the sources that are looked up, in their order; none named means the tiers."""
+    """Returns the sources that are looked up, in order; if none is named, the tiers."""
     known = {source.value: source for source in SOURCES}
     for index, number in enumerate(message.sources):
         field = f"speculation.retrieval_params.sources[{index}]"
@@ -215,7 +215,7 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
     if params.retrieves:
         message.retrieval_params.scope = retrieval_scope_to_proto(params.retrieval_scope)
         message.retrieval_params.contribute = params.contribute
-        # Left out where it is the default, which every server knows.
+        # Left out if it is the default, which every server knows.
         if params.sources != TIERS:
             message.retrieval_params.sources.extend(cast(types_pb2.Source, source.value) for source in params.sources)
     _own_to_proto(params, message)

@@ -1,7 +1,7 @@
 """`Steering`, on the wire and in the domain: it changes how a drafter goes on in the middle of a generation.
 
-A drafter is a speculator that the verifier dials, or one at the edge that dials the verifier; what both accept is
-decided here.
+A drafter is a speculator that the verifier dials, or one at the edge that dials the verifier; this module decides what
+both accept.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from outrider.wire.errors import Unimplemented
 from outrider.wire.speculation import method_from_proto, speculation_from_proto, speculation_to_proto
 
 DRAFTED = tuple(method for method in METHODS.values() if method.needs_draft_model)
-"""The methods that have a growth policy. METHOD_AUTO has none: the verifier chooses a method, and sends that."""
+"""The methods that have a growth policy. METHOD_AUTO has none: the verifier chooses a method, and sends that one."""
 
 
 def steering_to_proto(steering: Steering) -> types_pb2.Steering:
-    """Converts a steering; a field that stays unset means that the drafter goes on as before."""
+    """Converts a steering; an unset field means that the drafter goes on as before."""
     message = types_pb2.Steering(
         forward_us=steering.forward_us, round_trip_us=steering.round_trip_us, max_num_nodes=steering.max_num_nodes
     )
@@ -28,7 +28,7 @@ def steering_to_proto(steering: Steering) -> types_pb2.Steering:
 
 
 def steering_from_proto(message: types_pb2.Steering, opened: SpeculationParams, limits: SpeculationLimits) -> Steering:
-    """Returns how to go on; method off means pause. Fields that the message leaves open are as in `opened`.
+    """Returns how to go on; method off means pause. Unset fields are as in `opened`.
 
     Args:
         message: The steering.
@@ -36,7 +36,7 @@ def steering_from_proto(message: types_pb2.Steering, opened: SpeculationParams, 
         limits: The limits of this drafter.
 
     Raises:
-        InvalidParameter: a field is outside its range, or changes what must stay as it was opened.
+        InvalidParameter: a field is outside its range, or changes what must stay as opened.
         Unimplemented: the method has no growth policy.
     """
     return Steering(
@@ -52,7 +52,7 @@ def _speculation(
     # A copy, as the defaults are written into it: the steering is the caller's.
     message = types_pb2.SpeculationParams()
     message.CopyFrom(steering.speculation)
-    # A pause has no rule to keep, and method off refuses shared noise. Elsewhere the rule is written in, since unset
+    # A pause has no acceptance rule, and method off refuses shared noise. Otherwise the rule is written in, since unset
     # means the match rule. Under the ratio rule shared noise stays unset, which is false there.
     if not method_from_proto(message.method, opened.method).is_off:
         rule, known = message.acceptance_rule, opened.acceptance_rule

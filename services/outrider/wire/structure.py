@@ -11,15 +11,15 @@ from outrider.core.structure import Structure, StructureKind
 from outrider.v1 import types_pb2
 
 MAX_CHOICES = 1024
-"""Most texts of which one is chosen."""
+"""Most texts to choose one from."""
 MAX_MARKER_BYTES = 256
-"""Longest text after which a description begins to hold, as long as a stop string."""
+"""Longest text after which a description begins to hold; like that of a stop string."""
 FIELD = "structured_outputs"
 """Name of the request's field, for errors."""
 
 
 def structure_from_proto(message: types_pb2.StructuredOutputs) -> Structure:
-    """Returns the description of the texts that are allowed. Whether it can be compiled shows later."""
+    """Returns the description of the texts that are allowed. It is compiled later, which may fail."""
     length = len(message.begins_after.encode())
     check(length <= MAX_MARKER_BYTES, f"{FIELD}.begins_after", f"at most {MAX_MARKER_BYTES} bytes long", length)
     as_text = message.special_tokens_as_text

@@ -23,10 +23,10 @@ def _load() -> Callable[[EdgeSettings], Service]:
     with needs_extra("models"):
         from outrider.edge.service import EdgeService
 
-        # Torch itself is imported while the port is served already, too late to end the process for want of it.
+        # Torch itself is imported when the port is already served, too late to end the process if it is missing.
         version("torch")
-    # `serve` freezes when `EdgeService.load` returns, which is before the model is there: so once more after it.
-    # Lines after the address, for the program that started this process.
+    # `serve` freezes when `EdgeService.load` returns, before the model is loaded: frozen again after that. Lines after
+    # the address, for the program that started this process.
     return partial(EdgeService, on_loaded=freeze_gc, announce=partial(print, flush=True))
 
 

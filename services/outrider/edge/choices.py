@@ -1,7 +1,7 @@
 """The texts of one request as an edge sees them: each is a generation with a call, drafts and resumption of its own.
 
-What goes to a verifier for one text is the whole request, in which all others are marked as finished. So the verifier
-judges the request as if it came from the application, and gives the text the seed that it would have had there.
+For one text, a verifier is sent the whole request, in which all others are marked as finished. The verifier thus checks
+the request as if it came from the application, and gives the text the seed that it would have had there.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from outrider.wire.resumption import MAX_CHOICES
 
 
 def with_seed(request: verifier_pb2.GenerateRequest) -> verifier_pb2.GenerateRequest:
-    """Returns a request with the seed set: another verifier can go on with it, and the drafter has it before the first
-    response."""
+    """Returns a request with the seed set: another verifier can continue with it, and the drafter has it before the
+    first response."""
     seeded = verifier_pb2.GenerateRequest()
     seeded.CopyFrom(request)
     sampling = seeded.sampling
-    # An unset temperature reads as 0, and stands for 1.
+    # An unset temperature reads as 0, but means 1.
     is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
     is_resumed = bool(request.resume_token_ids) or any(choice.token_ids for choice in request.resume_choices)
-    # Not for an application that resumes and sends no seed: one made up here would give it a wrong text. The cloud
-    # refuses that request by name.
+    # Not for an application that resumes without a seed: one made up here would give it a wrong text. The cloud refuses
+    # that request, and names the field.
     if not sampling.HasField("seed") and (is_greedy or not is_resumed):
         sampling.seed = secrets.randbits(64)
     return seeded
@@ -33,8 +33,8 @@ def with_seed(request: verifier_pb2.GenerateRequest) -> verifier_pb2.GenerateReq
 def texts_of(request: verifier_pb2.GenerateRequest) -> list[int | None]:
     """Returns the number of each text that is asked for; None for one that is finished already.
 
-    A request that no verifier takes, for what it says of its texts, has one here: it goes up as it is, and is refused
-    in the verifier's words.
+    A request whose fields about its texts no verifier accepts counts as one text here: it goes up unchanged, and the
+    verifier refuses it.
     """
     if not _has_several(request):
         return [0]
@@ -57,10 +57,10 @@ def request_of(request: verifier_pb2.GenerateRequest, index: int) -> verifier_pb
         for number, choice in enumerate(own.resume_choices):
             choice.is_finished = number != index
     if index:
-        own.report.echo = False  # told once, with the first of them
+        own.report.echo = False  # sent once, with the first text
     return own
 
 
 def emitted(request: verifier_pb2.GenerateRequest, index: int) -> MutableSequence[TokenId]:
-    """Returns the tokens that a text has come to, as the request has them: those that are added there are resumed."""
+    """Returns the request's list of resumed tokens of a text: tokens that are appended to it are resumed."""
     return request.resume_choices[index].token_ids if request.resume_choices else request.resume_token_ids

@@ -1,8 +1,8 @@
 """One Collaborate call: drafts up, commits down.
 
 The draft tree begins as soon as the prompt's tokens are known: at once if the application has sent token ids or this is
-not the first call for it, otherwise with `Started`. How it grows is the verifier's word (`Steering`); until that has
-come, it is a guess.
+not the first call for it, otherwise with `Started`. The verifier decides how it grows (`Steering`); until that message
+has come, the edge guesses.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Collaboration:
     ) -> None:
         """
         Args:
-            request: With the seed set.
+            request: The request, with the seed set.
             prompt_token_ids: Tokens of the prompt; empty means that they are not known yet.
             drafter: Grows the tree.
             target: Description of the verifier.
             index: Which of the texts that the request asks for.
-            may_open_early: Whether drafts may go up before the verifier has taken the generation on.
+            may_open_early: True if drafts may go up before the verifier has accepted the generation.
         """
         self._request, self._index, self._drafter, self._target = request, index, drafter, target
         self._prompt_token_ids = tuple(prompt_token_ids)
@@ -70,7 +70,7 @@ class Collaboration:
             max_num_speculative_tokens=target.max_num_speculative_tokens, max_num_rows=target.max_num_rows
         )
         self._session_id = uuid.uuid4().hex[:16]
-        # Now and not when it opens, which may be later: the place was free when the caller looked.
+        # Now and not when it opens, which may be later: the place was free when the caller checked.
         drafter.reserve(self._session_id)
         self._opened: SpeculationParams | None = None
         self._current: SpeculationParams | None = None
@@ -86,7 +86,7 @@ class Collaboration:
         return self._prompt_token_ids
 
     def close(self) -> None:
-        """Ends the drafting for this generation, which the verifier sees as the end of our stream. Idempotent."""
+        """Ends the drafting for this generation. The verifier sees the end of our stream. Idempotent."""
         self._is_over = True
         self._drafter.close(self._session_id)
         self._drafts.put_nowait(None)
@@ -152,7 +152,7 @@ class Collaboration:
             case "steering":
                 self._steer(response.steering)
             case "chunk":
-                # Kept before the tree is open, too: it begins after all that is committed by then.
+                # Kept even before the tree is open: it begins after all tokens committed by then.
                 self._output.extend(response.chunk.token_ids)
                 if self._opened is not None:
                     self._drafter.commit(
@@ -165,29 +165,29 @@ class Collaboration:
         assert self._opened is not None
         steering = steering_from_proto(message, self._opened, self._limits)
         if steering.speculation == self._current:
-            # A growth policy that is given its own parameters would start over and forget what it has counted.
+            # A growth policy that gets its current parameters again would start over and forget its counts.
             steering = replace(steering, speculation=None)
         self._current = steering.speculation or self._current
         self._drafter.steer(self._session_id, steering)
 
     def _open_early(self) -> None:
-        """Begins with guessed parameters, if the request is such that steering can correct them."""
+        """Begins with guessed parameters, if steering can correct them for this request."""
         message = self._request.speculation
         if message.acceptance_rule == types_pb2.ACCEPTANCE_RULE_RATIO:
-            return  # at temperature 0 the verifier goes by the other rule, and the rule stays as opened
+            return  # at temperature 0 the verifier uses the other rule, and steering cannot change the rule
         try:
-            # A drafter cannot grow by METHOD_AUTO: `opening_params` has the strategy that a verifier begins with.
+            # METHOD_AUTO has no growth policy: `opening_params` returns the strategy with which a verifier begins.
             params = speculation_from_proto(message, _defaults(self._target), self._limits)
             self._open(opening_params(params))
         except (InvalidParameter, RpcError) as error:
-            # If the request is wrong at all, the verifier refuses it in better words.
+            # If the request is invalid, the verifier refuses it with a better message.
             log.debug("edge.no_early_draft", session_id=self._session_id, reason=str(error))
 
     def _open(self, speculation: SpeculationParams) -> None:
         check_drafted(speculation.method)
         if not self._prompt_token_ids:
             raise InvalidArgument("started.prompt_token_ids", "must be set: they were asked for")
-        # The relay leaves the seed unset only where the verifier will refuse the request for want of it.
+        # The relay leaves the seed unset only if the verifier will refuse the request because it is missing.
         sampling = sampling_from_proto(
             self._request.sampling,
             default_seed=0,

@@ -1,5 +1,5 @@
-"""The draft model of an edge. It loads in the background: generations do not wait for it, and go on without it if it
-cannot be had."""
+"""The draft model of an edge. It loads in the background: generations do not wait for it, and go on without it if
+loading fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.models.threads import in_own_thread
 from outrider.v1 import types_pb2, verifier_pb2
 
 if TYPE_CHECKING:
-    # They import torch, which takes seconds: that happens in the thread that loads, and the port is served meanwhile.
+    # They import torch, which takes seconds: the loading thread imports them, and the port is served meanwhile.
     from outrider.models.loading import LoadedModel
     from outrider.speculator.drafter import Drafter
 
@@ -23,7 +23,8 @@ log = structlog.get_logger(__name__)
 
 
 class DraftModel:
-    """The draft model of an edge, which may not be there yet, or never: `why_not` tells before `drafter` is used.
+    """The draft model of an edge, which may not be loaded yet, or never: `why_not` must be asked before `drafter` is
+    used.
 
     A class of its own, so that a collaboration cannot be begun with a model that is not loaded.
     """
@@ -40,10 +41,10 @@ class DraftModel:
             settings: Names the model.
             on_loaded: Called on the event loop once the model is ready.
             model: The model, if it is loaded already; `start` does nothing then.
-            announce: Takes a line when the model is there, or cannot be had.
+            announce: Called with a line when the model is loaded, or cannot be.
         """
         self.drafter = None if model is None else _drafter(model, settings)
-        """Stays None while the model loads, and for ever if that fails."""
+        """None while the model loads, and always if that fails."""
         self._why_missing = "the draft model is loading"
         self._settings = settings
         self._on_loaded, self._announce = on_loaded, announce
@@ -57,10 +58,10 @@ class DraftModel:
     async def _load(self) -> None:
         try:
             loaded = await in_own_thread(lambda: _load_model(self._settings))
-            # Not in that thread, which loads on when `close` cancels this: nobody would stop the engine.
+            # Not in that thread, which goes on when `close` cancels this task: the engine would not be stopped.
             drafter = loaded if isinstance(loaded, str) else _drafter(loaded, self._settings)
         except Exception as error:
-            # Generations go on without drafts, so this is no reason for the process to end.
+            # Generations go on without drafts, so the process need not end.
             self._why_missing = f"the draft model cannot be loaded: {error}"
             log.exception("edge.draft_model_failed")
             self._announce(f"draft model: cannot be loaded: {error}")
@@ -76,7 +77,7 @@ class DraftModel:
         self._on_loaded()
 
     def absence(self, target: types_pb2.ModelInfo) -> Absence:
-        """Returns the kind of the reason that `why_not` gives in words."""
+        """Returns the kind of reason that `why_not` describes."""
         if self.drafter is None:
             is_loading = self._task is None or not self._task.done()
             return Absence.STARTING if is_loading else Absence.UNUSABLE
@@ -96,7 +97,7 @@ class DraftModel:
         return "" if drafter.has_room else "all sessions of the draft model are in use"
 
     def peer_info(self, target: types_pb2.ModelInfo) -> verifier_pb2.PeerInfo:
-        """Describes the draft model as a verifier describes its speculator."""
+        """Describes the draft model in the form of a verifier's speculator."""
         reason = self.why_not(target)
         return verifier_pb2.PeerInfo(address="edge", connected=not reason, last_error=reason)
 
@@ -116,7 +117,7 @@ def _drafter(model: LoadedModel, settings: EdgeSettings) -> Drafter:
 
 
 def _load_model(settings: EdgeSettings) -> LoadedModel | str:
-    """Loads the model in the thread that it is called in; returns the reason where the settings do not allow it."""
+    """Loads the model in the calling thread; returns the reason if the settings do not allow it."""
     import outrider.speculator.drafter  # noqa: F401 - a third of a second, which `_drafter` would take on the event loop
     from outrider.models.loading import CannotLoadModel, load_for
 

@@ -1,7 +1,7 @@
-"""One text: from the cloud to an application, by as many calls as it takes.
+"""Relays one text from the cloud to an application, in as many calls as necessary.
 
-Text and errors are the cloud's. What is added is the draft tree, and that a generation which has begun outlives the
-verifier that began it: it goes on with the same seed and with the tokens so far, which is exact.
+Text and errors are the cloud's. The edge adds the draft tree, and a generation that has begun outlives its verifier: it
+goes on with the same seed and with the tokens so far, which is exact.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ log = structlog.get_logger(__name__)
 Write = Callable[[verifier_pb2.GenerateResponse], Awaitable[None]]
 
 MAX_SILENCE_S = 25.0
-"""A verifier that tells nothing of a generation for so long counts as lost. Less than a client's own patience, 30 s: it
-is gone when that ends, and the next verifier could not be asked."""
+"""Time, in seconds, after which a verifier that sends nothing about a generation counts as lost. Less than a client's
+own patience, 30 s: after that the client is gone, and asking the next verifier would be useless."""
 
 
 class Relay:
-    """Runs one text to its end, over as many calls as it takes. When and where is decided by `ResumableGeneration`."""
+    """Runs one text to its end, over as many calls as necessary. `ResumableGeneration` decides when and where."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class Relay:
     ) -> None:
         """
         Args:
-            request: The application's, with the seed set.
+            request: The application's request, with the seed set.
             upstreams: Verifiers to dial.
-            draft_model: Drafts, if it is ready.
+            draft_model: Model that drafts, if it is ready.
             timeout_s: Time until the application's deadline; None means there is none.
-            resume_timeout_s: Seconds that a generation which has begun looks for a verifier to go on with.
+            resume_timeout_s: Seconds for which a generation that has begun looks for a verifier to go on with.
             index: Which of the texts that the request asks for.
         """
         self._index, self._upstreams, self._draft_model = index, upstreams, draft_model
@@ -75,18 +75,18 @@ class Relay:
         )
         self._prompt_token_ids = tuple(request.prompt.token_ids.token_ids)
         self._upstream: Upstream | None = None
-        """The verifier that it is at. None means that the next one is to be chosen."""
+        """The current verifier. None means that the next one has to be chosen."""
         self._session_id = ""
-        """Its name in the cloud's logs; empty before a verifier has taken it."""
+        """The text's name in the cloud's logs; empty before a verifier has taken it."""
         self._absence: Absence | None = None
         self._why_missing = ""
-        """The reason for which it had no drafts of this edge; None if it had some, or needs none."""
+        """The reason why it had no drafts of this edge; None if it had some, or needs none."""
         self._was_overwritten = False
 
     def follow(self, elder: Relay) -> None:
-        """Begins where another text of the request did, which has read the prompt there.
+        """Begins at the verifier of another text of the request, which has read the prompt there.
 
-        The request has begun by then: this text goes on looking for a verifier, and for one of the same model only.
+        The request has begun by then: this text keeps looking for a verifier, and only for one with the same model.
         """
         self._state.follow(elder._state)
         self._upstream, self._prompt_token_ids = elder._upstream, elder._prompt_token_ids
@@ -107,14 +107,14 @@ class Relay:
             self._state.end()
 
     async def _after(self, upstream: Upstream, failure: Failure) -> None:
-        """Returns when it is time for the next attempt; raises the failure if there shall be none."""
+        """Returns when it is time for the next attempt; raises the failure if there is none."""
         if self._state.phase is Phase.FINISHED:
             return  # the application has had the last event: how the call ends after it is of no interest
         was_overwritten, self._was_overwritten = self._was_overwritten, is_overwritten(failure)
         if self._was_overwritten and not was_overwritten:
-            return  # again, and at first without drafts: what is on its way can hide the status of the call
+            return  # again, at first without drafts: a draft on its way can hide the status of the call
         if self._was_overwritten:
-            # Hidden twice in a row: all that is known is that the verifier has ended the call.
+            # Hidden twice in a row: it is only known that the verifier has ended the call.
             failure = self._ended_early(upstream)
         pause_s = self._state.on_error(time.monotonic(), code_of(failure), details_of(failure))
         self._upstreams.on_failure(upstream, failure)
@@ -127,13 +127,13 @@ class Relay:
         await asyncio.sleep(pause_s)
 
     async def _attempt(self, upstream: Upstream) -> None:
-        """Makes one call, or two where the first is refused for its drafts."""
+        """Makes one call, or two if the first is refused because of its drafts."""
         target = await upstream.info(self._time_left())
         if (lost := self._state.check_model(target.model)) is not None:
             raise Unavailable(lost.reason)
         request = self._state.request()
         method = METHODS_FROM_PROTO.get(request.speculation.method or target.default_method)
-        # None is a number that this edge does not know. The cloud may know it, or refuses it in its own words.
+        # None is a number that this edge does not know. The cloud may know it, or refuses it with its own message.
         if method is None or not method.has_draft_model:
             await self._generate(upstream, request)
             return
@@ -147,7 +147,8 @@ class Relay:
         if reason:
             log.warning("session.without_drafts", reason=reason)
             self._absence, self._why_missing = absence, reason
-            # A cloud without a speculator would refuse the method, and a generation shall not fail for want of drafts.
+            # A cloud without a speculator would refuse the method, and a generation must not fail because it lacks
+            # drafts.
             request.speculation.allow_fallback = True
             await self._generate(upstream, request)
 
@@ -186,14 +187,14 @@ class Relay:
                 async for response in self._responses(call):
                     has_begun = True
                     event = collaboration.on_response(response)
-                    # Kept for a next call, which can then draft from its beginning.
+                    # Kept for the next call, which can then draft from its beginning.
                     self._prompt_token_ids = collaboration.prompt_token_ids
                     if event is not None:
                         await self._pass_on(event)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION or has_begun:
                     raise
-                # If it was not for the drafts, the plain call will be refused in the same words.
+                # If the drafts were not the reason, the plain call will be refused with the same message.
                 upstream.forget_info()
                 return error.details() or error.code().name
             finally:

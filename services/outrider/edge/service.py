@@ -1,4 +1,4 @@
-"""The edge as a service that `outrider.server.run.serve` runs, or an application in its own process."""
+"""The edge as a service, run by `outrider.server.run.serve` or by an application in its own process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EdgeService:
             settings: All flags.
             on_loaded: Called once the draft model is ready.
             model: The draft model, if it is loaded already; None means that `load` begins to load it.
-            announce: Takes a line whenever the cloud or the draft model comes or goes.
+            announce: Called with a line whenever the cloud or the draft model comes or goes.
 
         Raises:
             UnusableFile: A file with a certificate or with credentials cannot be used.
@@ -70,7 +70,7 @@ class EdgeService:
         self.servicer.drain()
 
     def fault(self) -> str:
-        """Returns nothing: without drafts, generations come from the cloud all the same."""
+        """Returns no fault: without drafts, generations still come from the cloud."""
         return ""
 
     async def close(self) -> None:

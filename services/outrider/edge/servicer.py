@@ -1,4 +1,4 @@
-"""The RPCs that applications call: those of the cloud's verifier, as if it were here."""
+"""The RPCs that applications call: those of the cloud's verifier, as if it were local."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self.num_sessions = 0
         self.calls = GenerationCalls()
         self.num_degraded = 0
-        """Generations that came to their end, and lacked a drafter for some time."""
+        """Completed generations that lacked a drafter for some time."""
 
     def drain(self) -> None:
-        """Refuses new calls from here on."""
+        """Refuses new calls from now on."""
         self._is_draining = True
 
     def metrics(self) -> Metrics:
@@ -54,7 +54,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             self.num_degraded,
         )
         yield from read_peers(self._upstreams.states)
-        # Read once: the event loop sets it when the model is loaded, which may be between two lines of this thread.
+        # Read once: the event loop sets it when the model is loaded, possibly between two lines of this thread.
         drafter = self._draft_model.drafter
         yield gauge("outrider_edge_draft_model_ready", "Whether the draft model is loaded.", drafter is not None)
         if drafter is not None:
@@ -94,10 +94,10 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             try:
                 yield
             except grpc.aio.AioRpcError as error:
-                # What the cloud, or something on the way, has cancelled is no cancellation by the application.
+                # A cancellation by the cloud, or on the way, is not one by the application.
                 is_cancelled = error.code() is grpc.StatusCode.CANCELLED
                 context.set_code(grpc.StatusCode.UNAVAILABLE if is_cancelled else error.code())
-                # Where nobody has answered, the words are gRPC's own, and sound as if this edge were not there.
+                # Without an answer the message is gRPC's own, and sounds as if this edge were not there.
                 cause = cause_of(error)
                 away = f"the upstream {self._upstreams.names} is not reachable ({cause})"
                 context.set_details(away if cause else error.details() or "")
@@ -155,7 +155,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             info.speculator.CopyFrom(self._draft_model.peer_info(info.model))
             del info.speculators[:]  # the cloud's own, of which a generation here uses none
             served = {method for method, value in METHODS_TO_PROTO.items() if value in info.methods}
-            # This edge drafts for a cloud that has no speculator, and so could not offer these methods itself.
+            # This edge also drafts for a cloud without a speculator, which could not offer these methods itself.
             methods = [method for method in METHODS.values() if method in served or method.has_draft_model]
             info.methods[:] = [METHODS_TO_PROTO[method] for method in methods]
             return info
@@ -163,5 +163,5 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 def _is_of_text(response: verifier_pb2.GenerateResponse) -> bool:
-    """Returns True for an event that comes only when the prompt was read."""
+    """Returns True for an event that comes only after the prompt was read."""
     return response.WhichOneof("event") in ("chunk", "finished")

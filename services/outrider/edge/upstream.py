@@ -1,4 +1,4 @@
-"""The cloud's verifiers as an edge sees them: their channels, their descriptions, and which of them are lost."""
+"""The cloud's verifiers as an edge sees them: channels, descriptions, and which of them are lost."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from outrider.wire.details import rich_details
 from outrider.wire.errors import RpcError, Unavailable
 
 INFO_TIMEOUT_S = 10.0
-"""A verifier that takes longer to describe itself counts as lost."""
+"""Time, in seconds, after which a verifier that has not described itself counts as lost."""
 Failure = grpc.aio.AioRpcError | RpcError
-"""Error of a call to the cloud: its status, or ours where the verifier does not answer."""
+"""Error of a call to the cloud: its status, or ours if the verifier does not answer."""
 Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
 
 _T = TypeVar("_T")
@@ -47,7 +47,8 @@ def details_of(failure: Failure) -> Sequence[Message]:
 
 
 def cause_of(failure: Failure) -> str:
-    """Returns in a few words why a verifier could not be reached; empty if it was, and has failed the call itself."""
+    """Returns in a few words why a verifier could not be reached; empty if it was reached and has failed the call
+    itself."""
     if code_of(failure) is not grpc.StatusCode.UNAVAILABLE:
         return ""
     found = _CAUSE.search(str(failure) if isinstance(failure, RpcError) else failure.details() or "")
@@ -80,7 +81,7 @@ class Upstream:
     async def info(self, timeout_s: float | None) -> verifier_pb2.GetInfoResponse:
         """Returns the verifier's description, asked for once. Raises AioRpcError; Unavailable if there is no answer."""
         if self._info is None:
-            # Where the application's own deadline is nearer, its passing says nothing about the verifier.
+            # If the application's own deadline is nearer, its passing says nothing about the verifier.
             is_hurried = timeout_s is not None and timeout_s < INFO_TIMEOUT_S
             limit_s = timeout_s if is_hurried else INFO_TIMEOUT_S
             try:
@@ -98,7 +99,7 @@ class Upstream:
         self.state.up()
 
     def forget_info(self) -> None:
-        """Drops the description, which may not hold any more."""
+        """Drops the description, which may be outdated."""
         self._info = None
 
 
@@ -110,7 +111,7 @@ class Upstreams:
         self.replicas = Replicas(addresses)
         self._was_left = asyncio.Event()
         self._problem = ""
-        """The reason for which the last verifier was dialled in vain."""
+        """The reason why the last attempt to dial a verifier failed."""
 
     @property
     def names(self) -> str:
@@ -126,8 +127,8 @@ class Upstreams:
         return self._all[number]
 
     def on_failure(self, upstream: Upstream, failure: Failure) -> None:
-        """Takes in that a verifier has failed, or is full. Which one is asked next is for `replicas` to say."""
-        # Another process may answer at this address when it is back. One that is only full stays as it is known.
+        """Records that a verifier has failed, or is full. `replicas` decides which one is asked next."""
+        # Another process may answer at this address when it is back. One that is only full keeps its description.
         if code_of(failure) in NOT_TAKEN:
             upstream.forget_info()
             upstream.state.down(text_of(failure))
@@ -153,7 +154,7 @@ class Upstreams:
         none is left. Never returns.
 
         Args:
-            announce: Takes a line at the start, and whenever it would be another one.
+            announce: Called with a line at the start, and whenever the line changes.
         """
         told = ""
         while True:

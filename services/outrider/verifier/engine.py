@@ -262,7 +262,7 @@ class Engine(EngineThread[VerifySession]):
         """
         drawing = flight.batch.drawing
         if not any(map(self.residency.has, flight.batch.work)):
-            return  # nobody waits for it any more
+            return  # no session waits for it any more
         draws = flight.draws.wait()
         known_at = time.perf_counter()
         self._idle_since = known_at if drawing and launched is None else None

@@ -9,7 +9,7 @@ from outrider.server.settings import LISTEN, ServiceSettings, model_config
 
 
 class DatastoreSettings(ServiceSettings):
-    """The retrieval-datastore: serves continuations of earlier text."""
+    """The retrieval-datastore: serves continuations of what was said before."""
 
     model_config = model_config("datastore")
 

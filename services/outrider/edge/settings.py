@@ -11,7 +11,7 @@ from outrider.speculator.settings import DraftModelSettings
 
 
 class EdgeSettings(DraftModelSettings):
-    """The edge: a speculator next to the application; serves the cloud's verifier as if it were local."""
+    """The edge: a speculator next to the application; serves the cloud's verifier as if it were here."""
 
     model_config = model_config("edge")
 

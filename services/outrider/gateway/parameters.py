@@ -109,7 +109,7 @@ _BECAUSE = {
 
 
 class Parameters(BaseModel):
-    """Holds named values of a JSON object. Types are strict: a number is not a string, and true is not a number."""
+    """Holds named values of a JSON object. Types are strict: a number is no string, and true is no number."""
 
     # `checked` judges unknown fields, as it knows more of them than pydantic.
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
@@ -233,7 +233,7 @@ def _by_token(value: object) -> object:
 
 
 class StreamOptions(Parameters):
-    """Options for what a stream has besides the text."""
+    """Holds what a stream tells beside the text."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -244,7 +244,7 @@ class StreamOptions(Parameters):
 
 
 class SpeculationOptions(Parameters):
-    """Options for how drafts are made: those of the SDK, by their names."""
+    """Holds how drafts are made: the options of the SDK by their names."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -302,7 +302,7 @@ class SamplingParameters(Parameters):
 
 
 class GenerationParameters(SamplingParameters):
-    """The parameters of requests whose answers have choices."""
+    """Holds the parameters of requests whose answers have choices."""
 
     n: Int32 = 1
     max_tokens: Int32 | None = None
@@ -344,7 +344,7 @@ class ChatParameters(GenerationParameters):
 
 
 class ResponseStreamOptions(BaseModel):
-    """Options for what a stream of a response has besides the text."""
+    """Holds what a stream of a response tells beside the text."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -372,7 +372,7 @@ class ResponseParameters(SamplingParameters):
 
 
 class MessageChat(Parameters):
-    """A chat in the shape of Anthropic's Messages API: the part of a request that becomes the prompt."""
+    """Holds a chat in the shape of Anthropic's Messages API: all of a request that becomes the prompt."""
 
     model: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]

@@ -392,7 +392,7 @@ function listen() {
   at("form").addEventListener("submit", (/** @type {Event} */ event) => {
     event.preventDefault();
     if (page.abort) page.abort.abort();
-    else race();
+    else learnt.then(race);
   });
   at("form").addEventListener("input", renderCode);
   at("method-1").addEventListener("change", renderCode);
@@ -413,7 +413,7 @@ function listen() {
   at("bars").addEventListener("pointermove", tellRound);
   at("play").addEventListener("click", playTrees);
   at("save").addEventListener("click", save);
-  at("open").addEventListener("change", () => at("open").files[0] && open(at("open").files[0]));
+  at("open").addEventListener("change", () => at("open").files[0] && learnt.then(() => open(at("open").files[0])));
   at("pause").addEventListener("click", () => {
     at("pause").textContent = at("pause").textContent === "Pause" ? "Go on" : "Pause";
   });
@@ -422,7 +422,7 @@ function listen() {
       event.preventDefault();
       document.body.classList.toggle("dropping", type === "dragover");
       const file = type === "drop" && /** @type {DragEvent} */ (event).dataTransfer?.files[0];
-      if (file) open(file);
+      if (file) learnt.then(() => open(file));
     });
   }
   for (const button of document.querySelectorAll(".copy")) {
@@ -481,6 +481,8 @@ function watchLoad() {
   watch(take, at("key").value, page.watching.signal);
 }
 
+const learnt = learnMethods();
+
 async function start() {
   const prefers = matchMedia("(prefers-color-scheme: dark)");
   const chosen = localStorage.getItem("theme");
@@ -489,10 +491,10 @@ async function start() {
   at("example").replaceChildren(...EXAMPLES.map((example) => new Option(example.name)));
   at("prompt").value = EXAMPLES[0].prompt;
   at("key").value = sessionStorage.getItem("token") ?? "";
-  await learnMethods();
+  listen(); // before the methods are there: what is clicked or opened meanwhile waits for them
+  await learnt;
   setMethods(0, methodNames(), "off");
   setMethods(1, methodNames(), "auto");
-  listen();
   renderCode();
   const recorded = document.getElementById("recording");
   if (recorded) {

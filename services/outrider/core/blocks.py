@@ -42,7 +42,7 @@ class PoolState:
     num_queried_tokens: int
     """Tokens of the texts that came in."""
     num_found_tokens: int
-    """How many of them had keys and values that were found."""
+    """Number of them whose keys and values were found."""
 
 
 class OutOfBlocks(Exception):

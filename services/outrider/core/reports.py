@@ -112,7 +112,7 @@ class RoundReport:
     drafted_by_source: Mapping[Source, int]
     """Drafted tokens that were verified."""
     num_accepted: int
-    """How many of them were kept."""
+    """Number of them that were kept."""
     num_forward_rows: int
     """Rows of the target's forward, those of other sessions included."""
     times: RoundTime

@@ -52,7 +52,7 @@ class Ask:
     stop_token_ids: frozenset[int] = frozenset()
     """The stop tokens of the request."""
     tool_use: ToolUse | None = None
-    """How calls are parsed; None: everything is text."""
+    """Parser of calls. None: everything is text."""
     prediction: str = ""
     reports: frozenset[str] = frozenset()
     """The parts of the report about speculation: "sources", "rounds", "trees"."""

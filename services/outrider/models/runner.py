@@ -76,8 +76,8 @@ class Runner(ABC):
 
     @property
     def graphs(self) -> str:
-        """How forwards are launched on a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or `none`
-        if there are no graphs for the device or for the model."""
+        """Way in which forwards are launched on a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or
+        `none` if there are no graphs for the device or for the model."""
         return "none"
 
     @abstractmethod

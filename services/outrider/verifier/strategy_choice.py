@@ -30,7 +30,7 @@ class StrategyChoice:
         self._usable = self._strategies
         self._number = timings.number_session() if self.is_auto else 0
         self._chooser: Controller | Leader | None = None
-        """What chose it: its own controller, or the leader of its group. None: the request."""
+        """Chooser of the strategy: its own controller, or the leader of its group. None: the request."""
         self._used: dict[Strategy, Decision] = {}
         self._num_tokens, self._is_pending = 0, False
         """The session's part in the current step."""

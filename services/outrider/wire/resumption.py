@@ -47,7 +47,7 @@ class Phase(Enum):
 
 
 class Taken(Enum):
-    """What to do with a message."""
+    """Says what to do with a message."""
 
     EMIT = "emit"
     """It goes to the application."""

@@ -118,4 +118,4 @@ async def test_speculation_speaks_for_itself_in_the_summary(client: Client) -> N
     assert summary.num_rounds < 50
     assert summary.accepted_by_source[0].num_tokens == summary.num_accepted_tokens
     assert not summary.degraded
-    assert 0 < result.bytes_per_accepted_token < 120
+    assert 0 < result.bytes_per_accepted_token < 300

@@ -40,7 +40,7 @@ class PairTimes:
     """Holds the times of forwards, as far as one side knows them."""
 
     draft_us: RunningMean = field(default_factory=RunningMean)
-    """Time of a forward of the draft model that reads no prompt, in microseconds."""
+    """Time of a forward of the draft model that a target waits for and that reads no prompt, in microseconds."""
     target_us: int = 0
     """Latest time of a target forward that a session was told, in microseconds. The next session begins with it. 0
     means not known."""
@@ -92,7 +92,8 @@ def least_awaited(num_tokens: float, draft_share: float, acceptance_rate: float)
 
 
 def tokens_of_hit(draft_share: float, acceptance_rate: float, max_chain_len: int) -> float:
-    """Returns the tokens of a round that need not wait (V) of a chain that grows by a token with each draft forward.
+    """Returns the tokens of a round that need not wait (V) of a chain that grows by a token with each draft forward. It
+    is a first guess, until such rounds have shown theirs: a tree's forwards take longer while the target works.
 
     Args:
         draft_share: Time of a draft forward by that of such a round (c).

@@ -256,7 +256,7 @@ class Engine(EngineThread[_Drafting]):
         self.counts.steps.add(forward_us / 1e6)
         # Forwards that read a prompt take longer than the others: their times are not learnt.
         if all(len(segment.token_ids) - segment.num_logits <= MIN_PREFILL_ROWS for segment in segments):
-            self._times.draft_us.add(forward_us)
+            self._learn_time(work, forward_us)
         row = 0
         for (session, listener, expansion), segment in zip(work, segments, strict=True):
             if not segment.num_logits:  # a piece of a prompt: the expansion itself is still to come
@@ -268,6 +268,12 @@ class Engine(EngineThread[_Drafting]):
                     session.grow(expansion, children, forward_us)
                     session.share_prefix()
                     self._send(session, listener)
+
+    def _learn_time(self, work: Sequence[_Growth], forward_us: float) -> None:
+        """Learns the time of a forward that a target waits for. Trees that grow while the target works have more rows,
+        so their forwards take longer."""
+        if any(session.is_waited_for for session, _, _ in work):
+            self._times.draft_us.add(forward_us)
 
     def _loop(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> tuple[int, list[int]]:
         """Chooses the work that is done by several steps at once. Returns the number of steps and the indices of the
@@ -309,7 +315,7 @@ class Engine(EngineThread[_Drafting]):
             # As if no step had been run.
             segments[number].cache.truncate(lengths[number])
         self.counts.steps.add(forward_us / 1e6, length)
-        self._times.draft_us.add(forward_us)
+        self._learn_time(work, forward_us)
         num_used = self._grow_chains(work, found, forward_us)
         for segment in segments:
             # Room of steps that were wasted.

@@ -128,6 +128,10 @@ class DraftSession:
         self._has_changed = True
         """True if `_next_expansion` is out of date: the tree or the parameters have changed since."""
         self._tokens_per_round = RunningMean()
+        self._tokens_of_hit = RunningMean()
+        """Tokens of the rounds that need not wait."""
+        self._follows_hit = False
+        """True if the latest commit left sent nodes to verify: this round need not wait."""
         self._forward_us, self._round_trip_us = self._times.target_us, 0
         self._max_num_nodes = 0
         """Most nodes that a round of the target can verify. 0 means not known."""
@@ -170,6 +174,11 @@ class DraftSession:
     def num_missing(self) -> int:
         """Committed tokens that are not in the cache."""
         return len(self.tree.committed) - self._trunk_len
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True if the target has none of this session's nodes to verify, or waits for drafts in any case."""
+        return self.takes_turns or not self._node_ids
 
     @property
     def is_prefilling(self) -> bool:
@@ -223,9 +232,8 @@ class DraftSession:
         if self._structured is not None:
             self._structured.take(token_ids)
         num_nodes = self.tree.num_nodes
-        is_refused = self._is_refused(token_ids)
+        self._judge_first_guesses(token_ids)
         num_known = self.tree.commit(token_ids)
-        self._acceptance_rate.add(num_known, is_refused=is_refused)
         self._counts.num_committed += num_known
         self._counts.num_wasted += num_nodes - num_known - self.tree.num_nodes
         self._claims.forget()
@@ -242,6 +250,9 @@ class DraftSession:
         self._node_ids = {node: node_id for node, node_id in self._node_ids.items() if node.state is NodeState.LIVE}
         self._unsent = [node for node in self._unsent if node.state is NodeState.LIVE]
         self._tokens_per_round.add(len(token_ids))
+        if self._follows_hit:
+            self._tokens_of_hit.add(len(token_ids))
+        self._follows_hit = bool(self._node_ids)
         if self._policy is not None:
             self._policy.committed(self.tree, len(token_ids), num_known)
             for parent, candidate in self._policy.known_children(self.tree):
@@ -254,14 +265,17 @@ class DraftSession:
             rounds = self._round_trip_us / max(1, self._forward_us + self._round_trip_us)
             self._policy.foresee(self._tokens_per_round.get(1.0) * rounds, self._least_awaited())
 
-    def _is_refused(self, token_ids: Sequence[TokenId]) -> bool:
-        """Returns True if the tree had guesses at the place of one of these tokens, and none was right."""
+    def _judge_first_guesses(self, token_ids: Sequence[TokenId]) -> None:
+        """Counts how many of these tokens are the first guess of the node before them."""
         node = self.tree.root
         for token_id in token_ids:
+            if not node.children:
+                return
+            is_first = token_id == next(iter(node.children))
+            self._acceptance_rate.add(int(is_first), is_refused=not is_first)
             if token_id not in node.children:
-                return bool(node.children)
+                return
             node = node.children[token_id]
-        return False
 
     def _least_awaited(self) -> float:
         """Returns the least probability of a path after which another token is worth waiting for; see
@@ -272,7 +286,7 @@ class DraftSession:
         if not self._is_calibrated or self.takes_turns or not self._forward_us or not draft_us:
             return 0.0
         share, rate = draft_us / self._forward_us, self._acceptance_rate.value
-        num_tokens = tokens_of_hit(share, rate, self._max_chain_len)
+        num_tokens = self._tokens_of_hit.get(tokens_of_hit(share, rate, self._max_chain_len))
         return least_awaited(num_tokens, share, rate)
 
     # What grows next, and its rows in the packed forward.

@@ -27,27 +27,8 @@ from outrider_client.requests import GenerateOptions
 MAX_TOKENS = 512
 """Bounds an answer where the model says nothing of it: a small one that has lost the thread may never emit its
 end-of-sequence token."""
-NOT_IN_A_CHAT = (
-    "timeout_s",
-    "top_k",
-    "min_p",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "min_tokens",
-    "logit_bias",
-    "json_schema",
-    "regex",
-    "grammar",
-    "choice",
-    "truncate_prompt_tokens",
-    "n",
-    *NEED_JSON,
-    "num_speculative_tokens",
-    "lookahead",
-    "min_path_probability",
-)
-"""Flags of `generate` that tune one text, or measure: `outrider chat` leaves them out on purpose."""
+NOT_IN_A_CHAT = ("n", *NEED_JSON)
+"""Flags of `generate` that ask for more than one answer, or for more than a conversation shows."""
 COMMANDS = {
     "/help": "lists the commands",
     "/reset": "forgets what was said",

@@ -29,12 +29,11 @@ _FIELD = re.compile(
 _FLAGS = {
     "stop_token_ids": "--stop-token-id",
     "bad_words": "--bad-word",
-    "bad_words_token_ids": "--bad-word-token-ids",
     "json": "--json-schema",
     "scope": "--retrieval-scope",
     "retrieval_params": "--retrieval-scope, --contribute or --sources",
 }
-"""Flags that are not named like their fields."""
+"""Flags that are not named like their options, or like their fields on the wire."""
 
 
 class FlagError(ValueError):
@@ -101,9 +100,14 @@ def with_flags_for_fields(message: str) -> str:
     return _FIELD.sub(_flag, message)
 
 
+def flag_of(name: str) -> str:
+    """Returns the flag of an option of a generation, or of its field on the wire."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
 def _flag(found: re.Match[str]) -> str:
     name, of_method = found.groups()
-    return f"--method-param {of_method}" if of_method else _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    return f"--method-param {of_method}" if of_method else flag_of(name)
 
 
 def complain(message: str, *, kind: str = "error: ") -> None:

@@ -6,11 +6,14 @@ those of a connection as `security`.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
+from functools import cache, wraps
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
 from google.protobuf.descriptor import FieldDescriptor
@@ -19,11 +22,21 @@ from outrider.core.methods import METHODS, MethodName
 from outrider.core.params import SOURCES
 from outrider.security.tokens import token_from
 from outrider.v1 import types_pb2
-from outrider_cli.failures import reported
+from outrider.v1.types_pb2 import SpeculationParams
+from outrider.v1.verifier_pb2 import ReportParams
+from outrider_cli.failures import flag_of, reported
 from outrider_client.channel import DEFAULT_PORT as DEFAULT_PORT
 from outrider_client.channel import SecurityOptions
-from outrider_client.enums import enum_number
-from outrider_client.requests import METHOD_MESSAGES, GenerateOptions, method_fields, method_message
+from outrider_client.chats import CHAT_OPTIONS
+from outrider_client.enums import enum_name, enum_number
+from outrider_client.requests import (
+    ENUMS,
+    METHOD_MESSAGES,
+    RETRIEVAL_FIELDS,
+    GenerateOptions,
+    method_fields,
+    method_message,
+)
 
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 
@@ -31,6 +44,8 @@ _SAMPLING = "Sampling"
 _REPORTS = "Reports (with --json)"
 _SPECULATION = "Speculation (changes the speed, never the text)"
 _MODELS = "Models"
+_GROUPS = (None, _SAMPLING, _REPORTS, _SPECULATION)
+"""Headings of the flags of a generation, in the order of `--help`; None is that of the command's own flags."""
 _SECURITY = "Security"
 
 _T = TypeVar("_T")
@@ -79,171 +94,119 @@ RedisUrl = Annotated[str | None, typer.Option(envvar="REDIS_URL", help="A Redis 
 LogFolder = Annotated[Path | None, typer.Option(help="Keeps the logs here.", file_okay=False)]
 
 
-def _sampling(*names: str, text: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=_SAMPLING, **settings)
+NEED_JSON = tuple(field.name for field in ReportParams.DESCRIPTOR.fields)
+"""Options of what is told next to a text, for which a terminal has no place."""
+_WITHOUT_FLAGS = {
+    *("resume", "resume_token_ids", "resume_timeout_s", "stall_timeout_s", "structured_outputs"),
+    *(METHOD_MESSAGES.keys() | CHAT_OPTIONS),
+    *("tool_call_format", "parallel_tool_calls"),
+}
+"""Options that are for programs, or are given by other flags."""
+_WRITTEN: dict[str, tuple[Any, str]] = {
+    "logit_bias": (list[str], "TOKEN_ID=BIAS"),
+    "bad_words_token_ids": (list[str], "ID,ID"),
+    "sources": (str, "NAME,NAME"),
+    "prediction": (str, "TEXT|@FILE"),
+}
+"""Types and forms of options that are written in a way of their own on a command line."""
+_HELPS = {
+    "temperature": "Divides the logits; 0 = greedy. Unset: the model's own, or 1.",
+    "method": f"How drafts are made: {', '.join(METHODS)}.",
+    "sources": f"Where retrieval looks, the preferred first: {', '.join(each.name.lower() for each in SOURCES)}.",
+    "logprobs_mode": "Before temperature, penalties and filters (raw), or after; or logits.",
+}
+"""Descriptions that the SDK has in other words."""
+_MADE_UP: dict[str, tuple[Any, str, str | None]] = {
+    "json_schema": (str, "JSON schema that the text must obey.", "JSON|@FILE"),
+    "regex": (str, "Regular expression that the whole text must match.", None),
+    "grammar": (str, "Grammar that the text must obey, in Lark or GBNF.", "TEXT|@FILE"),
+    "choice": (list[str], "Text to choose.", None),
+    "structure_begins_after": (str, "These four hold after this text only, like </think>.", "TEXT"),
+    "method_param": (list[str], "A parameter of the method itself; see below.", "NAME=VALUE"),
+}
+"""Types, descriptions and forms of the flags that no option of the SDK is named like."""
 
 
-def _report(*names: str, text: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=_REPORTS, **settings)
+@cache
+def generation_flags() -> dict[str, Any]:
+    """Returns the annotated type of each flag of a generation, by its argument's name, in the order of `--help`.
 
-
-def _speculation(*names: str, text: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=_SPECULATION, **settings)
-
-
-class GenerationFlags:
-    """Declares the flags of a generation: a new parameter of the protocol gets its flag here and nowhere else.
-
-    They are named as in `GenerateOptions`, and stand in the order of `--help`. None means unset.
+    `GenerateOptions` declares them: a parameter that it gets is a flag at once. Names, types and descriptions are those
+    of the SDK, choices and ranges those of the wire. None means unset.
     """
-
-    timeout_s: Annotated[float | None, typer.Option(help="Deadline of a generation, in seconds.", min=0)]
-    temperature: Annotated[
-        float | None, _sampling(text="Divides the logits; 0 = greedy. Unset: the model's own, or 1.")
-    ]
-    top_k: Annotated[int | None, _sampling(text="Keeps the k most probable tokens; 0 = all.")]
-    top_p: Annotated[float | None, _sampling(text="Keeps the most probable tokens that reach this probability.")]
-    min_p: Annotated[float | None, _sampling(text="Keeps tokens this probable, relative to the most probable one.")]
-    seed: Annotated[
-        int | None, _sampling(text="Same request and seed: same text.", metavar="<int>", min=0, max=2**64 - 1)
-    ]
-    max_tokens: Annotated[int | None, _sampling(text="Most tokens to generate.")]
-    clamp_max_tokens: Annotated[
-        bool | None, _sampling("--clamp-max-tokens", text="Where there is room for less, generates less.")
-    ]
-    stop_token_ids: Annotated[
-        list[int] | None, _sampling("--stop-token-id", text="Ends the generation. Can be repeated.")
-    ]
-    ignore_eos: Annotated[bool | None, _sampling("--ignore-eos", text="Goes on after end-of-sequence tokens.")]
-    stop: Annotated[list[str] | None, _sampling("--stop", text="String that ends the text. Can be repeated.")]
-    include_stop_str_in_output: Annotated[
-        bool | None, _sampling("--include-stop-str-in-output", text="Has the text end with the stop string.")
-    ]
-    min_tokens: Annotated[int | None, _sampling(text="Least tokens before anything stops the text.")]
-    repetition_penalty: Annotated[float | None, _sampling(text="Above 1: tokens of prompt and text get rarer.")]
-    presence_penalty: Annotated[float | None, _sampling(text="Taken off tokens that the text has; -2 to 2.")]
-    frequency_penalty: Annotated[float | None, _sampling(text="The same for each time that it has them; -2 to 2.")]
-    logit_bias: Annotated[
-        list[str] | None,
-        _sampling("--logit-bias", metavar="TOKEN_ID=BIAS", text="Added to a token's logit. Can be repeated."),
-    ]
-    bad_words: Annotated[
-        list[str] | None, _sampling("--bad-word", text="Word that the text must not have. Can be repeated.")
-    ]
-    bad_words_token_ids: Annotated[
-        list[str] | None,
-        _sampling("--bad-word-token-ids", metavar="ID,ID", text="The same by token ids. Can be repeated."),
-    ]
-    skip_special_tokens: Annotated[
-        bool | None,
-        _sampling("--skip-special-tokens/--no-skip-special-tokens", text="Leaves special tokens out of the text."),
-    ]
-    json_schema: Annotated[
-        str | None,
-        _sampling("--json-schema", metavar="JSON|@FILE", text="JSON schema that the text must obey."),
-    ]
-    regex: Annotated[str | None, _sampling("--regex", text="Regular expression that the whole text must match.")]
-    grammar: Annotated[
-        str | None,
-        _sampling("--grammar", metavar="TEXT|@FILE", text="Grammar that the text must obey, in Lark or GBNF."),
-    ]
-    choice: Annotated[list[str] | None, _sampling("--choice", text="Text to choose. Can be repeated.")]
-    structure_begins_after: Annotated[
-        str | None, _sampling(metavar="TEXT", text="These four hold behind this text only, like </think>.")
-    ]
-    truncate_prompt_tokens: Annotated[int | None, _sampling(text="Keeps the last tokens of the prompt, so many.")]
-    n: Annotated[int | None, _sampling("--n", text="Texts of one prompt, which is read once.")]
-    logprobs: Annotated[int | None, _report(text="Log-probability of each token, and of so many beside it.")]
-    prompt_logprobs: Annotated[int | None, _report(text="The same of the prompt.")]
-    logprobs_mode: Annotated[
-        Literal["raw-logprobs", "raw-logits", "processed-logprobs", "processed-logits"] | None,
-        _report("--logprobs-mode", text="Before temperature, penalties and filters (raw), or after; or logits."),
-    ]
-    echo: Annotated[bool | None, _report("--echo", text="The prompt as the target reads it.")]
-    rounds: Annotated[bool | None, _report("--rounds", text="What each round did.")]
-    trees: Annotated[bool | None, _report("--trees", text="What each round verified, beside what it did.")]
-    text_ends: Annotated[bool | None, _report("--text-ends", text="Where the text of each token ends.")]
-    method: Annotated[
-        MethodName | None,
-        _speculation(
-            "--method",
-            metavar="NAME",
-            text=f"How drafts are made: {', '.join(METHODS)}.",
-        ),
-    ]
-    num_speculative_tokens: Annotated[int | None, _speculation(text="Most tokens verified in one round.")]
-    lookahead: Annotated[int | None, _speculation(text="Tokens drafted beyond the committed ones.")]
-    min_path_probability: Annotated[
-        float | None, _speculation(text="A chain ends where its probability falls below this.")
-    ]
-    retrieval: Annotated[bool | None, _speculation("--retrieval/--no-retrieval", text="Adds retrieved continuations.")]
-    retrieval_scope: Annotated[
-        Literal["session", "tenant", "global"] | None, _speculation(text="With whom retrieval shares.")
-    ]
-    prediction: Annotated[
-        str | None,
-        _speculation("--prediction", metavar="TEXT|@FILE", text="Text that the output probably repeats parts of."),
-    ]
-    contribute: Annotated[
-        bool | None,
-        _speculation("--contribute/--no-contribute", text="Lets the others of the scope retrieve this."),
-    ]
-    sources: Annotated[
-        str | None,
-        _speculation(
-            "--sources",
-            metavar="NAME,NAME",
-            text=f"Where retrieval looks, the preferred first: {', '.join(each.name.lower() for each in SOURCES)}.",
-        ),
-    ]
-    rows: Annotated[
-        Literal["chain", "tree"] | None,
-        _speculation("--rows", text="What a target forward verifies: one path, or a sub-tree."),
-    ]
-    max_rows: Annotated[int | None, _speculation(text="Rows of a sub-tree; unset = as many as pay.")]
-    acceptance_rule: Annotated[
-        Literal["match", "ratio"] | None,
-        _speculation("--acceptance-rule", text="Which drafted tokens are kept; ratio: the text depends on them."),
-    ]
-    shared_noise: Annotated[
-        bool | None,
-        _speculation("--shared-noise/--no-shared-noise", text="Ranks drafts with the target's noise."),
-    ]
-    calibration: Annotated[
-        bool | None,
-        _speculation("--calibration/--no-calibration", text="Scores drafts by how often the target has agreed."),
-    ]
-    as_published: Annotated[
-        bool | None,
-        _speculation("--as-published", text="The method as its paper has it, without what Outrider adds."),
-    ]
-    allow_fallback: Annotated[
-        bool | None, _speculation("--allow-fallback", text="Takes another method if a peer is missing.")
-    ]
-    method_param: Annotated[
-        list[str] | None,
-        _speculation(
-            "--method-param", metavar="NAME=VALUE", text="A parameter of the method itself; see below. Can be repeated."
-        ),
-    ]
+    hints, texts = get_type_hints(GenerateOptions), _described(GenerateOptions)
+    flags: dict[str, Any] = {}
+    for name in (name for name in GenerateOptions.__annotations__ if name not in _WITHOUT_FLAGS):
+        kind, form = _WRITTEN.get(name) or (_type_of(name, hints[name]), None)
+        flags[name] = _flag(name, kind, _HELPS.get(name, texts[name]), "NAME" if name == "method" else form)
+    flags |= {name: _flag(name, *declared) for name, declared in _MADE_UP.items()}
+    return dict(sorted(flags.items(), key=lambda flag: _GROUPS.index(_group_of(flag[0]))))
 
 
-NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds", "trees", "text_ends")
-"""Options of what is told beside a text, for which a terminal has no place."""
+def _described(declaring: type) -> dict[str, str]:
+    """Returns the first sentence of the docstring of each attribute of a class, with flags in place of options."""
+    [declared] = ast.parse(inspect.getsource(declaring)).body
+    assert isinstance(declared, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for field, text in pairwise(declared.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                sentence = re.split(r"\.(?: |$)|: `", " ".join(doc.split()), maxsplit=1)[0]
+                texts[name] = re.sub(r"`(\w+)`", lambda option: flag_of(option[1]), sentence) + "."
+    return texts
+
+
+def _type_of(name: str, hint: Any) -> Any:
+    """Returns the type of a flag: that of the option, for a command line."""
+    if name == "method":
+        return MethodName
+    if name in ENUMS:
+        numbers = (number for number in ENUMS[name].values_by_number if number)
+        return Literal[tuple(enum_name(ENUMS[name], number) for number in numbers)]
+    kinds = get_args(hint)
+    for kind in (bool, int, float):
+        if kind in kinds:
+            return kind
+    return list[int] if Sequence[int] in kinds else list[str] if Sequence[str] in kinds else str
+
+
+def _flag(name: str, kind: Any, text: str, form: str | None) -> Any:
+    flag, more = flag_of(name), {"metavar": form}
+    if kind is bool:
+        flag += f"/--no-{flag[2:]}"
+    if get_origin(kind) is list:
+        text += " Can be repeated."
+    if name == "seed":
+        more |= {"min": 0, "max": 2**64 - 1}
+    return Annotated[kind | None, typer.Option(flag, help=text, rich_help_panel=_group_of(name), **more)]
+
+
+def _group_of(name: str) -> str | None:
+    """Returns the heading of a flag's group: that of the message which has the option on the wire."""
+    if name == "timeout_s":
+        return None
+    if name in NEED_JSON:
+        return _REPORTS
+    fields = {
+        *SpeculationParams.DESCRIPTOR.fields_by_name,
+        *RETRIEVAL_FIELDS,
+        "as_published",
+        "prediction",
+        "method_param",
+    }
+    return _SPECULATION if name in fields else _SAMPLING
 
 
 def generating(*, without: Sequence[str] = (), **defaults: object) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
     """Returns a decorator that gives a command the flags of a generation. Its argument `options` gets their values.
 
     Args:
-        without: Flags that the command does not have, as `GenerationFlags` names them.
+        without: Flags that the command does not have, as `generation_flags` names them.
         **defaults: Values of flags that the user leaves unset; None where nothing is named here.
     """
-    # `eval_str`: `from __future__ import annotations` has made texts of the annotations.
-    declared = inspect.get_annotations(GenerationFlags, eval_str=True)
     flags = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
-        for name, annotation in declared.items()
+        for name, annotation in generation_flags().items()
         if name not in without
     ]
 
@@ -295,7 +258,7 @@ def _generation(
 
 
 def _text(flag: str, value: str | None) -> str | None:
-    """Returns a text, or that of the file that it names behind an @. Ends the command if there is none."""
+    """Returns a text, or that of the file that it names after an @. Ends the command if there is none."""
     if value is None or not value.startswith("@"):
         return value
     try:
@@ -320,7 +283,7 @@ def _word(text: str) -> list[int]:
     try:
         return [int(token_id) for token_id in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"must be ID,ID, got {text!r}", param_hint="--bad-word-token-ids") from None
+        raise typer.BadParameter(f"must be ID,ID, got {text!r}", param_hint="--bad-words-token-ids") from None
 
 
 def _source_name(text: str) -> str:

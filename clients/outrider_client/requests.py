@@ -52,7 +52,7 @@ class GenerateOptions(ChatOptions, total=False):
     ignore_eos: bool | None
     """Goes on after the model's end-of-sequence tokens."""
     stop: str | Sequence[str] | None
-    """A string that ends the generation, or several; nothing behind it is sent. The text ends before it."""
+    """A string that ends the generation, or several; nothing after it is sent. The text ends before it."""
     include_stop_str_in_output: bool | None
     """Has the text end with the stop string."""
     min_tokens: int | None
@@ -113,7 +113,7 @@ class GenerateOptions(ChatOptions, total=False):
     min_path_probability: float | None
     """A chain ends where the draft model's probability of the whole path falls below this."""
     retrieval: bool | None
-    """Adds retrieved continuations behind the chain, and lets the draft model verify them in phrases."""
+    """Adds retrieved continuations after the chain, and lets the draft model verify them in phrases."""
     retrieval_scope: RetrievalScope | str | None
     """Shares retrieved tokens within this scope: "session", "tenant", "global"."""
     prediction: str | None
@@ -173,7 +173,7 @@ class GenerateOptions(ChatOptions, total=False):
 
 
 _SPECULATION = types_pb2.SpeculationParams.DESCRIPTOR
-_RETRIEVAL = {"retrieval_scope": "scope", "contribute": "contribute", "sources": "sources"}
+RETRIEVAL_FIELDS = {"retrieval_scope": "scope", "contribute": "contribute", "sources": "sources"}
 """Options that are fields of `RetrievalParams`, by their names there."""
 
 METHOD_MESSAGES: dict[str, type[Message]] = {
@@ -182,7 +182,7 @@ METHOD_MESSAGES: dict[str, type[Message]] = {
 }
 """Messages of a method's own parameters, by their field in `SpeculationParams`."""
 
-_ENUMS: dict[str, EnumDescriptor] = {
+ENUMS: dict[str, EnumDescriptor] = {
     **{
         field.name: cast(EnumDescriptor, field.enum_type)
         for field in _SPECULATION.fields
@@ -206,8 +206,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     known = GenerateOptions.__annotations__.keys() | METHOD_MESSAGES.keys()
     if unknown := given.keys() - known:
         raise _unexpected("generate", min(unknown), known)
-    for name in given.keys() & _ENUMS.keys():
-        given[name] = enum_number(_ENUMS[name], given[name], name)
+    for name in given.keys() & ENUMS.keys():
+        given[name] = enum_number(ENUMS[name], given[name], name)
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     if isinstance(given.get("bad_words"), str):
@@ -222,7 +222,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         raise TypeError(f"generate() got parameters of more than one method: {', '.join(methods)}")
     for name in methods:
         given[name] = method_message(name, given[name])
-    retrieval = {field: given[name] for name, field in _RETRIEVAL.items() if name in given}
+    retrieval = {field: given[name] for name, field in RETRIEVAL_FIELDS.items() if name in given}
     if retrieval:
         given["retrieval_params"] = types_pb2.RetrievalParams(**retrieval)
     speculation = _message_of(types_pb2.SpeculationParams, given)

@@ -19,9 +19,7 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_cli.app import app
 from outrider_cli.failures import with_flags_for_fields
-from outrider_cli.options import GenerationFlags
-from outrider_client.chats import CHAT_OPTIONS
-from outrider_client.requests import METHOD_MESSAGES, GenerateOptions
+from outrider_client.requests import METHOD_MESSAGES
 from tests.support.fake_verifier import FakeVerifier, a_good_generation, until_cancelled
 
 NO_SERVER = "127.0.0.1:1"
@@ -42,18 +40,6 @@ def test_every_parameter_of_the_protocol_has_a_flag() -> None:
     assert [field.name for field in types_pb2.RetrievalParams.DESCRIPTOR.fields] == ["scope", "contribute", "sources"]
     assert "--retrieval-scope" in text
     assert "--contribute" in text
-
-
-def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
-    # They stand for those that methods have, and for `structured_outputs`.
-    structures = {"json_schema", "regex", "grammar", "choice", "structure_begins_after"}
-    flags = GenerationFlags.__annotations__.keys() - structures - {"method_param"}
-    assert flags < GenerateOptions.__annotations__.keys()
-    missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
-    # A terminal has no use for what goes with a chat only.
-    for_chats = CHAT_OPTIONS | {"tool_call_format", "parallel_tool_calls"}
-    by_others = {"structured_outputs"}
-    assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"} | by_others | for_chats
 
 
 def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVerifier) -> None:

@@ -45,9 +45,15 @@ Detokenize = Callable[[tuple[int, ...]], str]
 
 
 def show(
-    client: BlockingClient, prompt: Prompt, options: GenerateOptions, *, plain: bool = False, in_chat: bool = False
+    client: BlockingClient,
+    prompt: Prompt,
+    options: GenerateOptions,
+    *,
+    plain: bool = False,
+    stats: bool = False,
+    in_chat: bool = False,
 ) -> Transcript:
-    """Streams a generation to stdout; legend and summary go to stderr.
+    """Streams a generation to stdout. Legend and summary go to stderr.
 
     Ctrl-C cancels it on all servers.
 
@@ -56,8 +62,9 @@ def show(
         prompt: Goes to the server; it is not shown.
         options: Of the generation.
         plain: Shows the text alone.
-        in_chat: Takes the text so far as the answer after Ctrl-C, instead of raising KeyboardInterrupt; is brief about
-            the numbers, and leaves the legend to the caller.
+        stats: Shows what speculation did, too.
+        in_chat: Takes the text so far as the answer after Ctrl-C, instead of raising KeyboardInterrupt, and leaves the
+            legend to the caller.
     """
     out, err = Console(soft_wrap=True), Console(stderr=True, highlight=False)
     detokenize: Detokenize | None = None
@@ -85,7 +92,9 @@ def show(
     seconds = time.perf_counter() - started
     print()
     if not plain:
-        err.print(summary(generation.result, seconds, is_brief=in_chat))
+        if stats:
+            err.print(statistics(generation.result, seconds))
+        err.print(summary(generation.result, seconds, is_seed_news=not in_chat and options.get("seed") is None))
     return generation
 
 
@@ -95,10 +104,10 @@ def is_toy(model_id: str) -> bool:
 
 
 def toy_note(model_id: str) -> str:
-    """Returns what to expect of an included model, and how to get more."""
+    """Returns what to expect of an included model, and the next step."""
     return (
-        f"{model_id} is a toy of 5 M parameters, trained on Python's library; "
-        "for real text: outrider up --target Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B"
+        f"{model_id} is a toy of 5 M parameters, trained on Python's library\n"
+        "next: outrider up --target Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B, for real text"
     )
 
 
@@ -156,33 +165,42 @@ def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize
         console.file.flush()
 
 
-def summary(result: Result, seconds: float, *, is_brief: bool = False) -> Text:
-    """Returns a line about a generation: its speed, and the gain from speculation. With METHOD_AUTO there is one more
-    for each strategy that the server has chosen. A brief one has the speed, and troubles, alone."""
+def summary(result: Result, seconds: float, *, is_seed_news: bool) -> Text:
+    """Returns a line for people: tokens, speed, tokens for each forward of the target. Troubles are a second line.
+
+    Args:
+        result: What has been generated.
+        seconds: Time of the whole call, the prompt included.
+        is_seed_news: True if the line shall tell how to get this text again.
+    """
     num_tokens, counts = len(result.token_ids), result.summary
-    speed = f"{counted(num_tokens, 'token')} in {seconds:.1f} s ({num_tokens / seconds:.0f} tokens/s)"
-    line = Text(speed, "dim") if is_brief else _full_summary(result, speed)
+    parts = [counted(num_tokens, "token"), f"{num_tokens / seconds:.0f} a second"]
+    if counts.num_rounds:
+        parts.append(f"{result.acceptance_length:.1f} a forward")
+    # 0 is METHOD_UNSPECIFIED: no other method was asked for than the one that ran.
+    if counts.requested_method:
+        parts.append(f"by {method_name(counts.method)} in place of {method_name(counts.requested_method)}")
+    again = f"; the same again: --seed {result.seed}" if is_seed_news else ""
+    line = Text(f"{', '.join(parts)}{again}", "dim")
     if counts.degraded:
         troubles = ", ".join([*_phrases(counts, is_trouble=True), *result.missing_peers])
         # A peer that was not there yet, or slow at first, is no loss.
         kind = "degraded: " if counts.num_speculator_losses else ""
-        line.append(f"\n{kind}{troubles}; the text is the same", "not bold not dim yellow")
+        line.append(f"\n{kind}{troubles}; the text is the same", "not dim yellow")
     return line
 
 
-def _full_summary(result: Result, speed: str) -> Text:
+def statistics(result: Result, seconds: float) -> Text:
+    """Returns what speculation did: the counts of the generation, and a line for each choice of method auto."""
     counts = result.summary
-    parts = [speed, *_phrases(counts, is_trouble=False)]
+    parts = [f"{seconds:.2f} s", *_phrases(counts, is_trouble=False)]
     if counts.num_drafted_tokens:
         parts.append(f"acceptance length {result.acceptance_length:.2f}")
         parts.append(f"{result.acceptance_rate:.0%} of {counts.num_drafted_tokens} drafted tokens accepted")
         if result.bytes_per_accepted_token:
             parts.append(f"{result.bytes_per_accepted_token:.0f} bytes per accepted token")
     parts.append(f"ended by {result.finish_reason.value}")
-    # 0 is METHOD_UNSPECIFIED: no other method was asked for than the one that ran.
-    replaced = f" (for {method_name(counts.requested_method)})" if counts.requested_method else ""
-    line = Text(f"{method_name(counts.method)}{replaced}: ", "bold").append(" · ".join(parts), "not bold")
-    line.append(f" · seed {result.seed}", "not bold dim")
+    line = Text(f"{method_name(counts.method)}: ", "bold").append(" · ".join(parts), "not bold")
     for decision in counts.decisions:
         line.append(f"\n  {_decision(decision)}", "not bold")
     return line

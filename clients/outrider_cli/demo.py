@@ -26,7 +26,7 @@ from outrider_cli.failures import reported
 from outrider_cli.json_lines import fields_of, json_lines
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import LocalStack, StackConfig, termination_as_exit
-from outrider_cli.options import TargetDtype
+from outrider_cli.options import DEFAULT_HTTP_PORT, TargetDtype
 from outrider_client.blocking import BlockingClient
 from outrider_client.errors import OutriderError
 from outrider_client.generation import Result
@@ -35,6 +35,7 @@ from outrider_client.requests import GenerateOptions
 STREAMED_METHOD = "auto"
 REFERENCE = "off"
 METHODS = (REFERENCE, "speculative", "pearl", "saguaro", "best-first", "auto")
+NEXT = f"next: outrider up, then open http://127.0.0.1:{DEFAULT_HTTP_PORT}"
 TEMPERATURE = 0.7
 SEED = 7
 PROMPTS = (
@@ -88,13 +89,16 @@ def demo(
     as_json: Annotated[
         bool, typer.Option("--json", help="The verifier, the generation and each method as JSON, an object a line.")
     ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="The services, and what speculation did for the generation.")
+    ] = False,
 ) -> None:
     """Starts everything, streams one generation, compares the methods, and ends everything. About a minute."""
     with reported(), termination_as_exit():
-        run(max_tokens=max_tokens, target_dtype=dtype, as_json=as_json)
+        _run(max_tokens, dtype, as_json=as_json, stats=stats)
 
 
-def run(*, max_tokens: int, target_dtype: str, as_json: bool = False) -> None:
+def _run(max_tokens: int, target_dtype: str, *, as_json: bool, stats: bool) -> None:
     """Runs the demo. Raises ProcessFailed, and the errors of LocalStack; all that was started has ended then."""
     # The bars of a terminal are no JSON.
     out = Console(highlight=False, stderr=as_json)
@@ -113,9 +117,11 @@ def run(*, max_tokens: int, target_dtype: str, as_json: bool = False) -> None:
                     for line in _json_lines(out, stack, client, options):
                         print(line, flush=True)
                     return
-                _introduce(out, stack, client)
-                _stream_one(out, client, options)
+                if stats:
+                    _introduce(out, stack, client)
+                _stream_one(out, client, options, stats=stats)
                 _compare(out, client, options, client.info().exact_off_reason)
+                out.print(NEXT)
         except OutriderError as error:
             # Here, inside the stack: its end takes the folder with the logs away.
             raise ProcessFailed(f"{error.message}; the end of the verifier's log:\n{stack.log_tail()}") from error
@@ -130,10 +136,10 @@ def _introduce(out: Console, stack: LocalStack, client: BlockingClient) -> None:
     out.print(f"[bold]retrieval-datastore[/]  {info.datastore.address}  {without_secrets(stack.redis_url or '')}")
 
 
-def _stream_one(out: Console, client: BlockingClient, options: GenerateOptions) -> None:
+def _stream_one(out: Console, client: BlockingClient, options: GenerateOptions, *, stats: bool) -> None:
     out.print(f"\n[bold]One generation[/] (method {STREAMED_METHOD}, temperature {TEMPERATURE})\n")
     out.out(PROMPTS[0], style="dim", end="")
-    show(client, PROMPTS[0], GenerateOptions(**options, method=STREAMED_METHOD))
+    show(client, PROMPTS[0], GenerateOptions(**options, method=STREAMED_METHOD), stats=stats)
 
 
 def _json_lines(out: Console, stack: LocalStack, client: BlockingClient, options: GenerateOptions) -> Iterator[str]:
@@ -210,12 +216,15 @@ def _is_same(one: Measured, reference: Measured) -> bool:
 
 
 def conclusion_of(measured: Sequence[Measured], exact_off_reason: str) -> str:
-    """Returns the legend of the last column of the table. `exact_off_reason` is that of the verifier."""
+    """Returns what the table shows, in a sentence. `exact_off_reason` is that of the verifier."""
     reference, *others = measured
+    best = max(others, key=lambda one: one.tokens_per_s)
+    speed_up = best.tokens_per_s / reference.tokens_per_s
+    speed = f"{best.method} was {speed_up:.1f} times as fast as {reference.method}, the target model alone"
     if all(_is_same(one, reference) for one in others):
-        return "\n[dim]Every method gave the target's own text, token for token.[/]"
+        return f"\nEvery method gave the target's own text, token for token; {speed}."
     reason = exact_off_reason or "the verifier says that it is exact; please report this"
-    return f"\n[dim]A text has parted, where two tokens were nearly equally likely: {escape(reason)}.[/]"
+    return f"\n{speed}. A text has parted, where two tokens were nearly equally likely: {escape(reason)}."
 
 
 def _describe(progress: Progress, task: TaskID, step: str) -> None:

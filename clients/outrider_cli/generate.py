@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -10,9 +11,9 @@ import typer
 
 from outrider_cli.chat import can_chat
 from outrider_cli.console import is_toy, show, toy_note
-from outrider_cli.failures import WRONG_USAGE, complain, reported
+from outrider_cli.failures import WRONG_USAGE, complain, flag_of, reported
 from outrider_cli.json_lines import json_lines
-from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, generating, secured
+from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, Stats, address_flag, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.generation import Result
@@ -28,6 +29,7 @@ def generate(
     *,
     address: Address = DEFAULT_ADDRESS,
     plain: Plain = False,
+    stats: Stats = False,
     as_json: Annotated[bool, typer.Option("--json", help="Chunks and results as JSON, an object a line.")] = False,
     options: GenerateOptions,
     security: SecurityOptions,
@@ -36,8 +38,7 @@ def generate(
     if not as_json:
         for name in NEED_JSON:
             if options.get(name) is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise typer.BadParameter("needs --json: a terminal has no place for it", param_hint=flag)
+                raise typer.BadParameter("needs --json: a terminal has no place for it", param_hint=flag_of(name))
     with reported(), BlockingClient(address, **security) as client:
         text = _read_prompt(prompt)
         if as_json:
@@ -45,20 +46,24 @@ def generate(
                 for line in json_lines(generation):
                     print(line, flush=True)
         elif (options.get("n") or 1) > 1:
-            _show_all(client.complete(text, **options).choices)
+            started = time.perf_counter()
+            _show_all(client.complete(text, **options).choices, time.perf_counter() - started)
         else:
-            shown = show(client, text, options, plain=plain)
+            shown = show(client, text, options, plain=plain, stats=stats)
             if not plain and is_toy(shown.model_id):
                 complain(toy_note(shown.model_id), kind="")
-            elif not plain and sys.stderr.isatty() and can_chat(client):
-                complain("this model was trained to chat, and has gone on with a text: outrider chat", kind="")
+            elif not plain and sys.stderr.isatty():
+                chat = f"outrider chat{address_flag(address)}, as this model was trained to chat"
+                complain(f"next: {chat if can_chat(client) else '--stats shows what speculation did'}", kind="")
 
 
-def _show_all(results: Sequence[Result]) -> None:
-    """Shows several texts, one after the other; what each of them is goes to stderr."""
+def _show_all(results: Sequence[Result], seconds: float) -> None:
+    """Shows several texts, one after the other. What each of them is goes to stderr, as does the summary."""
     for number, result in enumerate(results, start=1):
         print(f"text {number} of {len(results)}, seed {result.seed}:", file=sys.stderr, flush=True)
         print(result.text, flush=True)
+    num_tokens = sum(len(result.token_ids) for result in results)
+    complain(f"{len(results)} texts, {num_tokens} tokens, {num_tokens / seconds:.0f} a second", kind="")
 
 
 def _read_prompt(prompt: str) -> str:

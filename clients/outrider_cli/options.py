@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, wraps
@@ -39,6 +40,7 @@ from outrider_client.requests import (
 )
 
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+DEFAULT_HTTP_PORT = 8000
 
 _SAMPLING = "Sampling"
 _REPORTS = "Reports (with --json)"
@@ -58,7 +60,8 @@ Address = Annotated[
         show_default=True,
     ),
 ]
-Plain = Annotated[bool, typer.Option("--plain", help="No colours, no legend, no summary.")]
+Plain = Annotated[bool, typer.Option("--plain", help="The text alone: no colours, no legend, no summary.")]
+Stats = Annotated[bool, typer.Option("--stats", help="What speculation did, before the summary.")]
 
 Target = Annotated[
     str, typer.Option(help="Target model: a demo name, a folder or a Hugging Face name.", rich_help_panel=_MODELS)
@@ -171,7 +174,7 @@ def _type_of(name: str, hint: Any) -> Any:
 
 
 def _flag(name: str, kind: Any, text: str, form: str | None) -> Any:
-    flag, more = flag_of(name), {"metavar": form}
+    flag, more = flag_of(name), dict[str, Any](metavar=form)
     if kind is bool:
         flag += f"/--no-{flag[2:]}"
     if get_origin(kind) is list:
@@ -187,14 +190,9 @@ def _group_of(name: str) -> str | None:
         return None
     if name in NEED_JSON:
         return _REPORTS
-    fields = {
-        *SpeculationParams.DESCRIPTOR.fields_by_name,
-        *RETRIEVAL_FIELDS,
-        "as_published",
-        "prediction",
-        "method_param",
-    }
-    return _SPECULATION if name in fields else _SAMPLING
+    others = {*RETRIEVAL_FIELDS, "as_published", "prediction", "method_param"}
+    is_speculation = name in SpeculationParams.DESCRIPTOR.fields_by_name or name in others
+    return _SPECULATION if is_speculation else _SAMPLING
 
 
 def generating(*, without: Sequence[str] = (), **defaults: object) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
@@ -294,6 +292,11 @@ def _source_name(text: str) -> str:
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--sources") from None
     return name
+
+
+def address_flag(address: str) -> str:
+    """Returns the flag with which a command reaches these verifiers, after a space; empty if it needs none."""
+    return "" if address == (os.environ.get("OUTRIDER_ADDRESS") or DEFAULT_ADDRESS) else f" --address {address}"
 
 
 def _file(variable: str, text: str) -> Any:

@@ -35,7 +35,6 @@ from outrider_cli.steps import Steps
 from outrider_client.blocking import BlockingClient
 from outrider_client.tool_calls import ToolCallFormat
 
-DEFAULT_HTTP_PORT = 8000
 EXAMPLE = "def add(a, b):"
 QUESTION = "Why is the sky blue?"
 _OF_A_SPECULATOR = ("num_speculators", "delay_ms", "lab")
@@ -82,7 +81,7 @@ def up(
         options.DEFAULT_PORT, min=0, max=65535, help="Port of the first verifier; 0 = any free one."
     ),
     http_port: int = typer.Option(
-        DEFAULT_HTTP_PORT, min=0, max=65535, help="Port of OpenAI's API and of the page; 0 = any free one."
+        options.DEFAULT_HTTP_PORT, min=0, max=65535, help="Port of OpenAI's API and of the page; 0 = any free one."
     ),
     num_verifiers: int = typer.Option(1, min=1, help="Verifiers: replicas, among which a client chooses."),
     num_speculators: int = typer.Option(1, min=1, help="Speculators, which share the sessions."),
@@ -225,8 +224,7 @@ def _addresses(stack: LocalStack) -> list[str]:
 
 def _first_steps(stack: LocalStack) -> list[str]:
     """Returns lines that work as they stand: what to type next."""
-    is_default = stack.address == options.DEFAULT_ADDRESS
-    address = "" if is_default else f" --address {stack.address}"
+    address = options.address_flag(stack.address)
     token_file = shlex.quote(str(stack.config.token_file)) if stack.config.token_file is not None else ""
     address += f" --token-file {token_file}" if token_file else ""
     token = f' -H "authorization: Bearer $(cat {token_file})"' if token_file else ""

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.core.params import Source
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider_cli.console import legend, pieces, summary
+from outrider_cli.console import legend, pieces, statistics, summary
 from outrider_client.generation import Chunk, FinishReason, Result
 
 DRAFT, RETRIEVED, PLAIN = "green", "cyan", "default"
@@ -60,20 +60,34 @@ def test_joined_pieces_are_the_text_of_the_chunk(chunk: Chunk) -> None:
     assert "".join(text for _, text in pieces(chunk, bytes_to_text)) == chunk.text
 
 
-def summary_of(**fields: Any) -> str:
+def result_of(**fields: Any) -> Result:
     counts = verifier_pb2.SpeculationSummary(num_rounds=2, **fields)
-    finished = Result("ab", (1, 2), FinishReason.LENGTH, None, 7, 3, 2, counts)
-    return summary(finished, 0.5).plain
+    return Result("ab", (1, 2), FinishReason.LENGTH, None, 7, 3, 2, counts)
+
+
+def summary_of(**fields: Any) -> str:
+    return summary(result_of(**fields), 0.5, is_seed_news=False).plain
+
+
+def test_the_summary_is_one_line_and_says_how_to_get_the_text_again() -> None:
+    drafted = result_of(num_drafted_tokens=9, num_accepted_tokens=4)
+    assert summary(drafted, 0.5, is_seed_news=True).plain == (
+        "2 tokens, 4 a second, 3.0 a forward; the same again: --seed 7"
+    )
+    counts = verifier_pb2.SpeculationSummary(num_rounds=1)
+    one = Result("a", (1,), FinishReason.LENGTH, None, 7, 3, 1, counts)
+    assert summary(one, 0.5, is_seed_news=False).plain == "1 token, 2 a second, 1.0 a forward"
+    assert statistics(one, 0.5).plain == "unspecified: 0.50 s · 1 round · ended by length"
 
 
 def test_the_summary_says_which_method_was_replaced() -> None:
     pearl, best_first = types_pb2.METHOD_PEARL, types_pb2.METHOD_BEST_FIRST
-    assert summary_of(method=pearl).startswith("pearl: 2 tokens")
+    assert "pearl" not in summary_of(method=pearl)
     replaced = summary_of(method=types_pb2.METHOD_OFF, requested_method=best_first)
-    assert replaced.startswith("off (for best-first): 2 tokens")
+    assert replaced.endswith("by off in place of best-first")
 
 
-def test_the_summary_shows_what_auto_has_decided() -> None:
+def test_statistics_show_what_auto_has_decided() -> None:
     decisions = [
         verifier_pb2.Decision(
             method=types_pb2.METHOD_BEST_FIRST,
@@ -87,9 +101,9 @@ def test_the_summary_shows_what_auto_has_decided() -> None:
         # It always retrieves: no need to say so.
         verifier_pb2.Decision(method=types_pb2.METHOD_RETRIEVAL, retrieval=True, num_rounds=1, num_tokens=2),
     ]
-    first, *rest = summary_of(method=types_pb2.METHOD_AUTO, decisions=decisions).splitlines()
-    assert first.startswith("auto: 2 tokens")
-    assert rest == [
+    result = result_of(method=types_pb2.METHOD_AUTO, decisions=decisions)
+    assert statistics(result, 0.5).plain.splitlines() == [
+        "auto: 0.50 s · 2 rounds · ended by length",
         "  best-first tree + retrieval: 4 rounds, 2.50 tokens a round, 500 tokens/s",
         "  off: 3 rounds, 1.00 tokens a round",
         "  retrieval: 1 round, 2.00 tokens a round",
@@ -97,7 +111,6 @@ def test_the_summary_shows_what_auto_has_decided() -> None:
 
 
 def test_the_summary_says_how_often_the_speculator_was_lost() -> None:
-    assert summary_of(method=types_pb2.METHOD_OFF).startswith("off: 2 tokens in 0.5 s (4 tokens/s) · 2 rounds · ended")
     late = summary_of(degraded=True).splitlines()[1]
     assert late == "a peer was still loading, or slow, for a part of it; the text is the same", "that is no loss"
     gone = missing("SPECULATOR", "LOST", 1)
@@ -126,13 +139,6 @@ def test_the_summary_says_which_service_was_missing_and_why() -> None:
     unknown = verifier_pb2.MissingPeer(peer=99, absence=99, num_rounds=1)  # type: ignore[arg-type]  # of a newer server
     line = summary_of(degraded=True, missing_peers=[unknown]).splitlines()[1]
     assert line == "a peer was missing for 1 of 2 rounds; the text is the same"
-
-
-def test_one_of_a_thing_is_named_as_one() -> None:
-    counts = verifier_pb2.SpeculationSummary(num_rounds=1)
-    one = Result("a", (1,), FinishReason.LENGTH, None, 7, 3, 1, counts)
-    assert " 1 token in 0.5 s (2 tokens/s) · 1 round · ended" in summary(one, 0.5).plain
-    assert summary(one, 0.5, is_brief=True).plain == "1 token in 0.5 s (2 tokens/s)"
 
 
 def test_the_legend_names_three_sources() -> None:

@@ -20,7 +20,7 @@ from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_cli.app import app
 from outrider_cli.failures import with_flags_for_fields
 from outrider_client.requests import METHOD_MESSAGES
-from tests.support.fake_verifier import FakeVerifier, a_good_generation, until_cancelled
+from tests.support.fake_verifier import SEED, FakeVerifier, a_good_generation, until_cancelled
 
 NO_SERVER = "127.0.0.1:1"
 
@@ -46,8 +46,15 @@ def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVeri
     result = runner.invoke(app, ["generate", "hello", "--address", verifier.address])
     assert result.exit_code == 0
     assert result.stdout == "a b c d\n"
-    assert "pearl: 4 tokens" in result.stderr
-    assert "acceptance length 2.00" in result.stderr
+    assert re.fullmatch(rf"4 tokens, \d+ a second, 2\.0 a forward; the same again: --seed {SEED}\n", result.stderr)
+
+
+def test_stats_come_before_the_last_line_and_a_seed_that_was_given_is_not_told_again(verifier: FakeVerifier) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--stats", "--seed", "5", "--address", verifier.address])
+    statistics, last = result.stderr.splitlines()
+    assert "pearl: " in statistics
+    assert "acceptance length 2.00" in statistics
+    assert last.endswith(" a second, 2.0 a forward")
 
 
 def test_plain_shows_the_text_alone(verifier: FakeVerifier) -> None:

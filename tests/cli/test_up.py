@@ -128,7 +128,7 @@ def test_it_generates_the_same_text_with_and_without_drafts(up: subprocess.Popen
         check=True,
     )
     assert shown.stdout == off.text + "\n"
-    assert shown.stderr.startswith("auto: 48 tokens in ")
+    assert shown.stderr.startswith("48 tokens, ")
 
 
 @pytest.mark.suite

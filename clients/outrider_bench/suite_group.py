@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from outrider_cli.failures import WRONG_USAGE, in_flags
-from outrider_cli.group import CommandGroup
+from outrider_cli.help import CommandGroup
 from outrider_cli.prompts import PromptError
 from outrider_client.channel import PlaintextRefused
 

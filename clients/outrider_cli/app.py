@@ -13,8 +13,7 @@ from outrider_cli.demo import demo
 from outrider_cli.edge import edge
 from outrider_cli.failures import reported
 from outrider_cli.generate import generate
-from outrider_cli.group import CommandGroup
-from outrider_cli.help import REST, BriefCommand, examples
+from outrider_cli.help import REST, BriefCommand, CommandGroup, examples
 from outrider_cli.info import info
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.options import METHOD_PARAMS_EPILOG

@@ -66,7 +66,7 @@ def show(
         in_chat: Takes the text so far as the answer after Ctrl-C, instead of raising KeyboardInterrupt, and leaves the
             legend to the caller.
     """
-    out, err = Console(soft_wrap=True), Console(stderr=True, highlight=False)
+    out, err = Console(soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     detokenize: Detokenize | None = None
     if not plain and out.is_terminal:
         detokenize = lru_cache(maxsize=NUM_CACHED_PIECES)(client.detokenize)

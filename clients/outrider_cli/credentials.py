@@ -15,8 +15,7 @@ import typer
 
 from outrider.security.callers import DEFAULT_TENANT, Role
 from outrider_cli.failures import FlagError, reported
-from outrider_cli.group import CommandGroup
-from outrider_cli.help import BriefCommand
+from outrider_cli.help import BriefCommand, CommandGroup
 
 TOKEN_BYTES = 32
 """Random bytes of a token. They cannot be guessed, so the hash needs neither salt nor a slow function."""

@@ -121,7 +121,7 @@ def _run(max_tokens: int, target_dtype: str, *, as_json: bool, stats: bool) -> N
                     _introduce(out, stack, client)
                 _stream_one(out, client, options, stats=stats)
                 _compare(out, client, options, client.info().exact_off_reason)
-                out.print(NEXT)
+                out.print(NEXT, soft_wrap=True)
         except OutriderError as error:
             # Here, inside the stack: its end takes the folder with the logs away.
             raise ProcessFailed(f"{error.message}; the end of the verifier's log:\n{stack.log_tail()}") from error
@@ -169,7 +169,7 @@ def _compare(out: Console, client: BlockingClient, options: GenerateOptions, exa
     out.print(f"\n[bold]The methods[/] ({conditions}; {REFERENCE} is the target model alone)\n")
     measured = _measure(out, client, options)
     out.print(table_of(measured))
-    out.print(conclusion_of(measured, exact_off_reason))
+    out.print(conclusion_of(measured, exact_off_reason), soft_wrap=True)
 
 
 def _measure(out: Console, client: BlockingClient, options: GenerateOptions) -> list[Measured]:

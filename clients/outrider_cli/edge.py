@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from outrider_cli import options
+from outrider_cli.config_file import config_option
 from outrider_cli.failures import reported
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import Service, termination_as_exit
@@ -25,9 +26,19 @@ _FLAG_NAMES = {
     "--peer-insecure": "--insecure",
 }
 """Flags of this command by those of the service, which its errors name."""
+_STANDS_FOR = {
+    **{name: (f"edge.{name}",) for name in ("upstream", "model", "dtype", "device", "num_threads", "listen")},
+    "token_file": ("edge.peer_token_file",),
+    "ca_file": ("edge.peer_ca",),
+    "cert_file": ("edge.peer_cert",),
+    "key_file": ("edge.peer_key",),
+    "insecure": ("edge.peer_insecure",),
+}
+"""Keys of --config by the flags that are the same."""
 
 
 def edge(
+    context: typer.Context,
     *,
     upstream: str = typer.Option(
         help="The cloud's verifier, HOST:PORT; several, with commas between, share the generations."
@@ -43,6 +54,7 @@ def edge(
     cert_file: CertFile = None,
     key_file: KeyFile = None,
     insecure: Insecure = False,
+    config_file: Annotated[Path | None, config_option(_STANDS_FOR)] = None,
 ) -> None:
     """Runs a draft model beside the application, dialling the cloud's verifier. Ctrl-C stops it.
 
@@ -61,7 +73,7 @@ def edge(
         check_models(model, None, device, "--model")
         folder = log_folder or Path(exits.enter_context(TemporaryDirectory(prefix="outrider-")))
         folder.mkdir(parents=True, exist_ok=True)
-        arguments = (*flags, "--num-threads", str(num_threads))
+        arguments = (*flags, "--num-threads", str(num_threads), *context.obj.arguments("edge", context))
         log = folder / "edge.log"
         service = Service("edge", "outrider.edge", arguments, log, listen=listen, flag_names=_FLAG_NAMES)
         exits.callback(service.stop)  # before the start, which may fail half-way

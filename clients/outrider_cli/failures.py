@@ -72,6 +72,11 @@ def reported() -> Iterator[None]:
         raise typer.Exit(WRONG_USAGE) from None
 
 
+def in_plain_words(rule: str) -> str:
+    """Returns the rule of a value without the words of the library that has checked it."""
+    return rule.removeprefix("Value error, ").replace("Input should be ", "must be ", 1)
+
+
 def in_flags(error: PlaintextRefused) -> str:
     """Returns the refusal in the words of a command, whose flags the SDK does not know."""
     return f"{error.address} is not on this machine: --ca-file is needed for TLS, or --insecure to go without"

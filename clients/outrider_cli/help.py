@@ -1,11 +1,14 @@
-"""The text of --help: the flags that most need, in 80 columns. --help-all has the others too."""
+"""The text of --help: the flags that most need, in 80 columns. --help-all has the others, too."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from typer.core import TyperCommand
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from outrider_cli.failures import in_plain_words
 
 FIRST_FLAGS = frozenset(
     {"temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "json_schema", "regex", "n", "method", "retrieval"}
@@ -24,6 +27,24 @@ FLAG_WIDTH = 30
 _RANGE = re.compile(r"(?:(?P<least>-?[\d.]+)<=)?\bx(?:>=(?P<from>-?[\d.]+))?(?:<=(?P<most>-?[\d.]+))?(?=\])")
 _TYPES = {" N": r" <(list\[)?(int|float)\b[^>|]*>", " TEXT": r" <(list\[)?str\]?>", " PATH": r" <(file|dir|path)>"}
 _WIRE_BOUND = str(2**64 - 1)
+
+
+class CommandGroup(TyperGroup):
+    """A group whose --help tells what each command does, not cut short."""
+
+    def format_commands(self, context: Any, formatter: Any) -> None:
+        """Writes the commands, each with the first paragraph of its help."""
+        with formatter.section("Commands"):
+            rows = [(name, (command.help or "").partition("\n\n")[0]) for name, command in self.commands.items()]
+            formatter.write_dl(rows)
+
+    def invoke(self, context: Any) -> Any:
+        """Runs the command that the line names. A value that its flag does not take is told in plain words."""
+        try:
+            return super().invoke(context)
+        except typer.BadParameter as error:
+            error.message = in_plain_words(error.message)
+            raise
 
 
 class BriefCommand(TyperCommand):

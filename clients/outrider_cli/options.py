@@ -343,11 +343,16 @@ def _security(
     return given
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Returns True if a flag stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def refuse_given(context: typer.Context, names: Iterable[str], rule: str) -> None:
     """Raises ValueError if one of these flags was given, which would do nothing: `rule` says so."""
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if is_given(context, name):
             # Without its value: there may be a password in that.
             raise ValueError(f"--{name.replace('_', '-')} must be {rule}")
 

@@ -24,8 +24,7 @@ from outrider.v1 import datastore_pb2 as pb
 from outrider.v1.datastore_pb2_grpc import DatastoreServiceStub
 from outrider_cli import options, prior_build
 from outrider_cli.failures import UNREACHABLE, reported
-from outrider_cli.group import CommandGroup
-from outrider_cli.help import BriefCommand
+from outrider_cli.help import BriefCommand, CommandGroup
 from outrider_cli.options import secured
 from outrider_cli.prior_file import read_prior
 from outrider_client.base import DEFAULT_TIMEOUT_S

@@ -20,6 +20,7 @@ from outrider.security.addresses import REDIS_URL_RULE, is_loopback, is_redis_ur
 from outrider.telemetry.redaction import without_secrets
 from outrider_cli import options
 from outrider_cli.chat import can_chat
+from outrider_cli.config_file import ConfigFile, config_option
 from outrider_cli.console import counted
 from outrider_cli.failures import FlagError, reported
 from outrider_cli.links.direction import LinkSettings
@@ -41,6 +42,27 @@ _OF_A_SPECULATOR = ("num_speculators", "delay_ms", "lab")
 _OF_A_DRAFT = ("draft_dtype", "drafter", *_OF_A_SPECULATOR)
 _OVER_HTTP = ("host", "http_port", "insecure", "served_model_name", "tool_call_format", "lab")
 """Flags that do nothing without a speculator, without a draft model, and without a gateway."""
+
+
+_STANDS_FOR = {
+    "target": ("verifier.model",),
+    "target_dtype": ("verifier.dtype",),
+    "draft": ("speculator.model",),
+    "draft_dtype": ("speculator.dtype",),
+    "drafter": ("verifier.drafter",),
+    "device": ("verifier.device", "speculator.device"),
+    "num_threads": ("verifier.num_threads", "speculator.num_threads"),
+    "port": ("verifier.listen",),
+    "redis_url": ("datastore.redis_url",),
+    "host": ("gateway.listen",),
+    "http_port": ("gateway.listen",),
+    "insecure": ("gateway.insecure",),
+    "credentials": ("verifier.credentials",),
+    "token_file": ("gateway.peer_token_file",),
+    "served_model_name": ("gateway.served_model_name",),
+    "tool_call_format": ("gateway.tool_call_format",),
+}
+"""Keys of --config by the flags that are the same."""
 
 
 def _over_http(*names: str, **settings: Any) -> Any:
@@ -86,9 +108,9 @@ def up(
     num_verifiers: int = typer.Option(1, min=1, help="Verifiers: replicas, among which a client chooses."),
     num_speculators: int = typer.Option(1, min=1, help="Speculators, which share the sessions."),
     redis_url: options.RedisUrl = None,
-    speculator: bool = typer.Option(True, help="Whether there is a speculator."),
-    datastore: bool = typer.Option(True, help="Whether there is a datastore, and a Redis behind it."),
-    gateway: bool = typer.Option(True, help="Whether there is a gateway: OpenAI's API and a page, over HTTP."),
+    speculator: bool = typer.Option(True, help="Starts a speculator.", show_default=False),
+    datastore: bool = typer.Option(True, help="Starts a datastore.", show_default=False),
+    gateway: bool = typer.Option(True, help="Starts OpenAI's API and a page.", show_default=False),
     host: _Host = LOOPBACK,
     insecure: _Insecure = False,
     credentials: _Credentials = None,
@@ -102,9 +124,15 @@ def up(
     ),
     delay_ms: float = typer.Option(0.0, min=0, help="Delays the speculator's wire, each way: a remote node."),
     log_folder: options.LogFolder = None,
+    config_file: Annotated[Path | None, config_option(_STANDS_FOR)] = None,
 ) -> None:
     """Starts all services on this machine. Ctrl-C stops them."""
     drafting = draft_for(target, draft) if speculator else None
+    has_speculator = drafting is not None and drafter != "in-process"
+    in_file: ConfigFile = context.obj
+    of_verifier, of_speculator, of_datastore, of_gateway = (
+        in_file.arguments(service, context) for service in ("verifier", "speculator", "datastore", "gateway")
+    )
     with ExitStack() as exits:
         exits.enter_context(reported())
         exits.enter_context(termination_as_exit())
@@ -158,11 +186,18 @@ def up(
             log_folder=log_folder,
             gateway=gateway,
             gateway_listen=http_address,
-            gateway_arguments=tuple(flags),
+            verifier_arguments=of_verifier,
+            speculator_arguments=of_speculator if has_speculator else (),
+            datastore_arguments=of_datastore,
+            gateway_arguments=(*of_gateway, *flags),
         )
+        for service, is_there in (("speculator", has_speculator), ("datastore", datastore), ("gateway", gateway)):
+            if not is_there and in_file.arguments(service, context):
+                steps.say(f"{config_file}: [{service}] is not used: there is no {service}")
         if drafting is None and speculator:
             steps.say(DRAFTLESS)
-        if sharing := _sharing(config):
+        is_as_told = not any("--num-threads" in each for each in (*of_verifier, *of_speculator))
+        if is_as_told and (sharing := _sharing(config)):
             steps.say(sharing)
         download([target, *([] if drafting is None else [drafting])], steps.show)
         stack = exits.enter_context(LocalStack(config, steps.show))

@@ -1,0 +1,124 @@
+"""`--config`: a file of all services is checked before anything starts, and flags come before it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_cli.app import app
+from outrider_cli.local.process import ProcessFailed
+from outrider_cli.local.stack import LocalStack
+from outrider_client import BlockingClient
+
+SMALL = """
+[verifier]
+model = "demo/target"
+dtype = "float32"
+listen = "127.0.0.1:0"
+max-num-sessions = 9
+overlap = false
+
+[gateway]
+listen = "127.0.0.1:0"
+lenient = true
+"""
+
+
+def refused(path: Path, text: str, command: str = "up") -> list[str]:
+    """What is wrong with a file, a line for each, without the path."""
+    path.write_text(text)
+    result = CliRunner(env={"TERM": "dumb"}).invoke(app, [command, "--config", str(path)])
+    assert result.exit_code == 2, result.stderr
+    return [line.removeprefix("error: ").removeprefix(f"{path}: ") for line in result.stderr.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[verifer]", "[verifer]: there is no such section: did you mean verifier?"),
+        ("gateway = 3", "gateway: must be a section, [gateway], got 3"),
+        (
+            "[verifier]\nmax-num-sesions = 3",
+            "[verifier] max-num-sesions: there is no such flag: did you mean max-num",
+        ),
+        ("[verifier]\nmax_rows = 'many'", "[verifier] max-rows: must be a valid integer, unable to parse string as an"),
+        (
+            "[speculator]\ndevice = 'gpu'",
+            "[speculator] device: must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps",
+        ),
+        ("[verifier]\ndatastore = 'a:1'", "[verifier] datastore: must be left out, as `outrider up` decides it"),
+        ("[verifier]\nlisten = '0.0.0.0:1'", "[verifier] listen: must be 127.0.0.1:PORT, where the other services"),
+        ("[gateway]\nlenient = 'maybe'", "[gateway] lenient: must be a valid boolean, unable to interpret input, got "),
+        ("[edge]\nmax-num-sessions = 0", "[edge] max-num-sessions: must be greater than or equal to 1, got 0"),
+        ("[up]\nnum-verifiers = 0", "[up] num-verifiers: must be greater than or equal to 1"),
+        ("[up]\ntarget = 'a/b'", "[up] target: must be left out: it is model of [verifier]"),
+    ],
+)
+def test_what_is_wrong_with_a_file_names_section_key_and_rule(tmp_path: Path, text: str, words: str) -> None:
+    [line] = refused(tmp_path / "outrider.toml", text)
+    assert line.startswith(words)
+
+
+def test_all_that_is_wrong_is_told_at_once_without_passwords(tmp_path: Path) -> None:
+    text = "[datastore]\nredis-url = 'http://:s3cret@a'\nsession-ttl = 1\n[edge]\nupstream = ''"
+    lines = refused(tmp_path / "outrider.toml", text, "edge")
+    assert [line.split(":")[0] for line in lines] == [
+        "[datastore] session-ttl",
+        "[datastore] redis-url",
+        "[edge] upstream",
+    ]
+    assert "s3cret" not in "".join(lines)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "outrider.toml"
+    assert refused(path, "a = ?") == [f"--config: {path}: Invalid value (at line 1, column 5)"]
+    path.unlink()
+    result = CliRunner().invoke(app, ["up", "--config", str(path)])
+    assert (result.exit_code, result.stderr) == (2, f"error: --config: {path}: No such file or directory\n")
+
+
+def test_flags_come_before_variables_and_these_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[LocalStack] = []
+
+    def fail(stack: LocalStack) -> None:
+        started.append(stack)
+        raise ProcessFailed("this is as far as it comes")
+
+    monkeypatch.setattr(LocalStack, "start", fail)
+    monkeypatch.setenv("OUTRIDER_VERIFIER_MAX_NUM_SESSIONS", "4")
+    path = tmp_path / "outrider.toml"
+    path.write_text(SMALL + "served-model-name = 'mine'\n[speculator]\ndevice = 'cpu'\nmax-num-sessions = 5\n")
+    flags = ["--target-dtype", "bfloat16", "--served-model-name", "yours", "--device", "cpu", "--no-datastore"]
+    result = CliRunner(env={"TERM": "dumb"}).invoke(app, ["up", "--config", str(path), *flags])
+    assert "this is as far as it comes" in result.stderr
+    config = started[0].config
+    assert (config.target, config.target_dtype, config.listen) == ("demo/target", "bfloat16", "127.0.0.1:0")
+    assert config.verifier_arguments == ("--no-overlap",)
+    assert config.speculator_arguments == ("--max-num-sessions=5",)
+    assert config.gateway_arguments[0] == "--lenient"
+    assert config.gateway_arguments[-2:] == ("--served-model-name", "yours")
+
+    result = CliRunner(env={"TERM": "dumb"}).invoke(app, ["up", "--config", str(path), "--no-speculator", *flags[:-1]])
+    assert f"{path}: [speculator] is not used: there is no speculator" in result.stderr
+
+
+@pytest.mark.suite
+@pytest.mark.timeout(300)
+def test_services_have_the_settings_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "outrider.toml"
+    path.write_text(SMALL)
+    command = [sys.executable, "-m", "outrider_cli", "up", "--config", str(path), "--no-datastore", "--no-speculator"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            name, address = process.stdout.readline().split()
+            assert name == "verifier"
+            with BlockingClient(address) as client:
+                assert client.info().max_num_sessions == 9
+        finally:
+            process.terminate()

@@ -11,12 +11,12 @@ import typer
 
 from outrider_cli import options
 from outrider_cli.config_file import config_option
+from outrider_cli.console import Steps
 from outrider_cli.failures import reported
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import Service, termination_as_exit
 from outrider_cli.models import check_models
 from outrider_cli.options import CaFile, CertFile, Insecure, KeyFile, TokenFile
-from outrider_cli.steps import Steps
 
 _FLAG_NAMES = {
     "--peer-token-file": "--token-file",

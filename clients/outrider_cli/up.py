@@ -21,18 +21,15 @@ from outrider.telemetry.redaction import without_secrets
 from outrider_cli import options
 from outrider_cli.chat import can_chat
 from outrider_cli.config_file import ConfigFile, config_option
-from outrider_cli.console import counted
+from outrider_cli.console import Steps, counted
 from outrider_cli.failures import FlagError, reported
 from outrider_cli.links.direction import LinkSettings
-from outrider_cli.local.cores import usable_cores
-from outrider_cli.local.downloads import download
 from outrider_cli.local.lab import Lab, LabSocket
-from outrider_cli.local.ports import why_taken, why_unreachable
+from outrider_cli.local.machine import usable_cores, why_taken, why_unreachable
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import LOOPBACK, LocalStack, StackConfig, termination_as_exit
 from outrider_cli.local.supervision import Supervisor
-from outrider_cli.models import DRAFTLESS, check_models, draft_for
-from outrider_cli.steps import Steps
+from outrider_cli.models import DRAFTLESS, check_models, download, draft_for
 from outrider_client.blocking import BlockingClient
 from outrider_client.tool_calls import ToolCallFormat
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from outrider.core.params import Source
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider_cli.console import legend, pieces, statistics, summary
+from outrider_cli.console import Steps, legend, pieces, statistics, summary
 from outrider_client.generation import Chunk, FinishReason, Result
 
 DRAFT, RETRIEVED, PLAIN = "green", "cyan", "default"
@@ -143,3 +145,23 @@ def test_the_summary_says_which_service_was_missing_and_why() -> None:
 
 def test_the_legend_names_three_sources() -> None:
     assert all(name in legend().plain for name in ("target", "draft", "retrieval"))
+
+
+def test_without_a_terminal_each_step_is_a_line() -> None:
+    shown = StringIO()
+    with Steps(Console(file=shown)) as steps:
+        steps.show("loading the verifier")
+        steps.say("redis: not reachable [refused]")
+    assert shown.getvalue() == "loading the verifier\nredis: not reachable [refused]\n"
+
+
+def test_a_result_is_on_stdout_and_never_in_the_line_of_the_spinner(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = StringIO()
+    with Steps(Console(file=shown, force_terminal=True, width=80)) as steps:
+        steps.show("loading the verifier")
+        before = len(shown.getvalue())
+        steps.result("verifier   127.0.0.1:50051")
+        # The spinner's line is erased before, and drawn anew after: \x1b[2K is "erase the line".
+        assert "\x1b[2K" in shown.getvalue()[before:]
+    assert capsys.readouterr().out == "verifier   127.0.0.1:50051\n"
+    assert "50051" not in shown.getvalue()

@@ -12,15 +12,19 @@ import re
 import selectors
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from outrider_cli.links.namespaces import in_namespace
 from outrider_cli.local.die_with_parent import die_with_parent
-from outrider_cli.local.silence import Silence
 
 SILENCE_S = 60.0
 """A process that does nothing for so long while it starts hangs. One that works may take its time."""
+LEAST_SHARE = 0.1
+"""Share of a core below which a process does nothing: what its event loop takes while it waits is less."""
+BYTES_PER_S = 10e6
+"""Bytes from a disk that count as a second of work: to read them is work that takes hardly any time of a core."""
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 _ERROR = "error: "
@@ -264,3 +268,39 @@ class ManagedProcess:
         if self._process is None:
             raise ProcessFailed(f"{self.name} is not running")
         return self._process
+
+
+class Silence:
+    """Measures for how long a process has neither worked nor said anything."""
+
+    def __init__(self, pid: int, limit_s: float) -> None:
+        """
+        Args:
+            pid: The process.
+            limit_s: Seconds after which `is_over` says so.
+        """
+        self._pid, self._limit_s = pid, limit_s
+        self._work_s = _work_s(pid)
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        """Takes in that the process has said something."""
+        self._work_s, self._since = _work_s(self._pid), time.monotonic()
+
+    def is_over(self) -> bool:
+        """Returns True if the process has been silent for the whole limit."""
+        if _work_s(self._pid) - self._work_s >= LEAST_SHARE * self._limit_s:
+            self.end()
+        return time.monotonic() - self._since >= self._limit_s
+
+
+def _work_s(pid: int) -> float:
+    """Returns what a process has done so far, in seconds; 0 where the system does not tell, or it has ended."""
+    try:
+        # Behind the name, which may have spaces in it, the 12th and the 13th are times in user mode and in the kernel.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        read = next(line for line in Path(f"/proc/{pid}/io").read_text().splitlines() if "read_bytes" in line)
+    except (OSError, StopIteration):
+        return 0.0
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK") + int(read.partition(":")[2]) / BYTES_PER_S

@@ -28,10 +28,9 @@ from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_cli.links.control import LinkControl
 from outrider_cli.links.direction import LinkSettings, flags_of
 from outrider_cli.links.namespaces import Namespace
-from outrider_cli.local.cores import Threads, shared_out, usable_cores
-from outrider_cli.local.process import LOOK_S, SILENCE_S, ManagedProcess, ProcessFailed
+from outrider_cli.local.machine import Threads, shared_out, usable_cores
+from outrider_cli.local.process import LOOK_S, SILENCE_S, ManagedProcess, ProcessFailed, Silence
 from outrider_cli.local.redis import free_port, running_redis
-from outrider_cli.local.silence import Silence
 
 LOAD_TIMEOUT_S = 120.0
 """Seconds that a gateway may take to find its verifiers, and an edge to draft."""

@@ -1,4 +1,4 @@
-"""Downloads before services start: what is shown, and Ctrl-C in the middle."""
+"""Downloads of models before services start: what is shown, and Ctrl-C in the middle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider_cli.local import downloads
+from outrider_cli.models import download, progress_line
 from tests.support.hub_server import Hub, running_hub
 
 MODEL, COMMIT, WEIGHTS = "somebody/tiny", "0123456789abcdef0123456789abcdef01234567", "model.safetensors"
@@ -14,16 +14,16 @@ CONFIG = b'{"model_type": "llama"}'
 
 
 def test_progress_has_the_name_the_bytes_and_the_rate() -> None:
-    line = downloads.progress_line("Qwen/Qwen3-8B", 1_200_000_000, 16_381_516_776, 10.0)
+    line = progress_line("Qwen/Qwen3-8B", 1_200_000_000, 16_381_516_776, 10.0)
     assert line == "downloading Qwen/Qwen3-8B: 1.2 GB of 16.4 GB, 120.0 MB/s"
-    assert downloads.progress_line("a/b", 0, 999, 0.0) == "downloading a/b: 0 B of 999 B"
+    assert progress_line("a/b", 0, 999, 0.0) == "downloading a/b: 0 B of 999 B"
 
 
-def test_what_is_here_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(downloads, "_download", lambda model, _: asked.append(model))
-    asked: list[str] = []
-    downloads.download(["demo/target", str(tmp_path), "./nothing", "a/b", "a/b"], print)
-    assert asked == ["a/b"]
+def test_a_demo_model_and_a_folder_are_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with running_hub(Hub("demo/target", COMMIT, {"config.json": CONFIG})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        download(["demo/target", str(tmp_path), "./nothing"], lambda line: pytest.fail(line))
 
 
 @pytest.mark.slow
@@ -40,9 +40,9 @@ def test_ctrl_c_ends_a_download_at_once_and_the_next_one_goes_on(
             monkeypatch.setenv(name, value)
         hub.gate.clear()  # nothing comes: only an end of the child lets the call return
         with pytest.raises(KeyboardInterrupt):
-            downloads.download([MODEL], interrupt)
+            download([MODEL], interrupt)
         assert lines == [f"downloading {MODEL}: 0 B of 2.0 MB"]
         hub.gate.set()
-        downloads.download([MODEL], lines.append)
+        download([MODEL], lines.append)
         assert lines[-1].startswith(f"downloading {MODEL}: 2.0 MB of 2.0 MB, ")
-    downloads.download([MODEL], lambda line: pytest.fail(line))
+    download([MODEL], lambda line: pytest.fail(line))

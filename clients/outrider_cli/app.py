@@ -51,7 +51,7 @@ def outrider(
 
 
 def bench(context: typer.Context) -> None:
-    """Measures every method beside plain decoding, and more. `outrider bench --help` shows what."""
+    """Measures every method next to plain decoding, and more. `outrider bench --help` shows what."""
     # Imported only here: it needs more packages, and more time, than all other commands together.
     with reported():
         try:
@@ -95,7 +95,7 @@ brief(
     )
 )(up)
 brief(epilog=examples("outrider info", "outrider info --address a:50051,b:50051", "outrider info --json"))(info)
-# All words behind it are for the benchmark's own app, its --help too.
+# All words after it are for the benchmark's own app, its --help too.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 brief()(demo)
 app.add_typer(prior.app, name="prior")

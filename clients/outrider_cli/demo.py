@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider.telemetry.redaction import without_secrets
@@ -108,9 +107,8 @@ def _run(max_tokens: int, target_dtype: str, *, as_json: bool, stats: bool) -> N
     with ExitStack() as exits:
         with _progress(out) as progress:
             task = progress.add_task("starting", total=None)
-            on_step = partial(_describe, progress, task)
             # In the outer stack: the services outlive the bar.
-            stack = exits.enter_context(LocalStack(config, on_step))
+            stack = exits.enter_context(LocalStack(config, lambda step: progress.update(task, description=step)))
         try:
             with BlockingClient(stack.address) as client:
                 if as_json:
@@ -225,10 +223,6 @@ def conclusion_of(measured: Sequence[Measured], exact_off_reason: str) -> str:
         return f"\nEvery method gave the target's own text, token for token; {speed}."
     reason = exact_off_reason or "the verifier says that it is exact; please report this"
     return f"\n{speed}. A text has parted, where two tokens were nearly equally likely: {escape(reason)}."
-
-
-def _describe(progress: Progress, task: TaskID, step: str) -> None:
-    progress.update(task, description=step)
 
 
 @contextmanager

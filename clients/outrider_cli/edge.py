@@ -1,4 +1,4 @@
-"""`outrider edge`: a draft model beside the application that dials the cloud's verifier, until Ctrl-C."""
+"""`outrider edge`: a draft model next to the application that dials the cloud's verifier, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FLAG_NAMES = {
     "--peer-key": "--key-file",
     "--peer-insecure": "--insecure",
 }
-"""Flags of this command by those of the service, which its errors name."""
+"""Flags of this command by those of the service, which the errors of that name."""
 _STANDS_FOR = {
     **{name: (f"edge.{name}",) for name in ("upstream", "model", "dtype", "device", "num_threads", "listen")},
     "token_file": ("edge.peer_token_file",),
@@ -56,7 +56,7 @@ def edge(
     insecure: Insecure = False,
     config_file: Annotated[Path | None, config_option(_STANDS_FOR)] = None,
 ) -> None:
-    """Runs a draft model beside the application, dialling the cloud's verifier. Ctrl-C stops it.
+    """Runs a draft model next to the application, dialling the cloud's verifier. Ctrl-C stops it.
 
     Applications talk to it as to a verifier: outrider generate --address 127.0.0.1:50061 ...
     """

@@ -21,7 +21,7 @@ REST = "\f"
 """Stands in an epilog before what --help-all alone shows."""
 WIDTH = 80
 FLAG_WIDTH = 30
-"""Most columns of the names of a flag beside which its description begins."""
+"""Most columns of the names of a flag; its description begins next to them, or below."""
 
 # As click writes it; a bound of 2**64 - 1 is that of the wire, and says nothing to a reader.
 _RANGE = re.compile(r"(?:(?P<least>-?[\d.]+)<=)?\bx(?:>=(?P<from>-?[\d.]+))?(?:<=(?P<most>-?[\d.]+))?(?=\])")
@@ -65,7 +65,7 @@ class BriefCommand(TyperCommand):
         super().format_help(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the flags group by group: their names, and beside them what they do."""
+        """Writes the flags group by group: their names, and next to them what they do."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             is_flag = param.param_type_name == "option"

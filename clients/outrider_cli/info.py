@@ -38,7 +38,7 @@ def info(
     with reported():
         replicas, failures = verifier_addresses(address), list[OutriderError]()
         for replica in replicas:
-            # A client for each: one of all of them would ask whichever it likes, and go on at another if that fails.
+            # A client for each: one of all of them would ask any of them, and go on at another if that fails.
             try:
                 with BlockingClient(replica, **security) as client:
                     found = client.info(timeout_s=10.0)

@@ -53,7 +53,7 @@ def check_models(target: str, draft: str | None, device: str, flag: str = "--tar
     if judged.returncode:
         last = (judged.stderr.strip().splitlines() or [f"exit status {judged.returncode}"])[-1]
         if last.startswith("ModuleNotFoundError"):
-            return  # whoever loads a model says which extra brings it
+            return  # the service that loads it says which extra brings it
         raise ProcessFailed(f"the models cannot be looked at: {last}")
     if judged.stdout:
         raise ValueError(judged.stdout.strip().replace("--target ", f"{flag} "))

@@ -78,7 +78,7 @@ def load(
         prior = read_prior(file)  # before any call: a broken file needs no server to be found
         header = prior.header
         peers = find_peers(address, datastore, **security)
-        # With --datastore alone nobody is asked: a datastore keeps priors of any tokenizer, each apart.
+        # With --datastore alone no verifier is asked: a datastore keeps priors of any tokenizer, each apart.
         if peers.verifier and peers.tokenizer_hash != header.tokenizer_hash:
             raise FailedPrecondition(
                 f"{file} has token ids of the tokenizer {header.tokenizer_hash} ({header.model_id}), the verifier at "
@@ -224,7 +224,7 @@ def requests(scope: pb.Scope, documents: Sequence[Sequence[int]]) -> Iterator[pb
         # Never an empty message: a document that is longer than all the room goes alone.
         if len(document) > room and request.documents:
             yield request
-            request, room = pb.LoadPriorRequest(), PIECE_LEN  # only the first one says whose they are
+            request, room = pb.LoadPriorRequest(), PIECE_LEN  # only the first one has the scope
         request.documents.add(token_ids=document)
         room -= len(document)
     yield request

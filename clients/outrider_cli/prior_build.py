@@ -106,7 +106,7 @@ def build(
     target_dtype: options.TargetDtype = "auto",
     draft: options.Draft = None,
     draft_dtype: options.DraftDtype = None,
-    speculator: Annotated[bool, typer.Option(help="Whether there is a speculator.")] = True,
+    speculator: Annotated[bool, typer.Option(help="Starts a speculator.", show_default=False)] = True,
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,
     as_json: Annotated[bool, typer.Option("--json", help="What was written, as a JSON object.")] = False,

@@ -102,7 +102,7 @@ def write_prior(path: Path, header: PriorHeader, documents: Sequence[Sequence[in
     """
     check_destination(path)
     data = format_prior(header, documents)
-    # Beside it, for a rename must not cross file systems; not by `tempfile`, whose files no other user can read.
+    # Next to it, for a rename must not cross file systems; not by `tempfile`, whose files no other user can read.
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:

@@ -29,7 +29,7 @@ class _StandardSet:
     """Names the fields by which the lines of a published set are known, and those of their prompt."""
 
     fields: frozenset[str]
-    """A line that has them is of the set; further ones vary with who published it."""
+    """A line that has them is of the set. It may have others, by its publisher."""
     prompt: str
     category: str
 

@@ -122,3 +122,12 @@ def test_services_have_the_settings_of_the_file(tmp_path: Path) -> None:
                 assert client.info().max_num_sessions == 9
         finally:
             process.terminate()
+
+
+def test_the_file_of_the_documents_is_right(tmp_path: Path) -> None:
+    readme = Path(__file__).parent.parent.parent / "clients" / "README.md"
+    path = tmp_path / "outrider.toml"
+    path.write_text(readme.read_text().partition("```toml\n")[2].partition("```")[0])
+    for command in ("up", "edge"):
+        result = CliRunner().invoke(app, [command, "--config", str(path), "--device", "gpu"])
+        assert result.stderr.startswith("error: --device must be cpu, cuda, "), "as far as that the file is right"

@@ -86,7 +86,7 @@ async def controllable(link: Link, path: Path) -> AsyncIterator[None]:
     """Serves requests about a link at this path while the block runs."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):  # who asked has gone
+        with contextlib.suppress(OSError):  # the caller has gone
             while line := await reader.readline():
                 writer.write(json.dumps(await _answer_to(link, line)).encode() + b"\n")
                 await writer.drain()

@@ -122,7 +122,7 @@ class DelayProxy:
         self.settings = settings_from(self._settings, changes)
         if state == self.state:
             return
-        # First whole again, from whichever state: a black hole needs the listener that a cut has closed.
+        # First whole again, from any state: a black hole needs the listener that a cut has closed.
         await self.heal()
         if state == CUT:
             await self.cut()

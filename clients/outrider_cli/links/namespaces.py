@@ -63,7 +63,7 @@ def in_namespace(name: str, command: list[str]) -> list[str]:
 def two_namespaces(names: tuple[str, str]) -> Iterator[tuple[Namespace, Namespace]]:
     """Makes namespaces of these names, each with loopback, for the block. Raises WanNotPossible.
 
-    Namespaces that killed processes have left behind are deleted first.
+    Namespaces of killed processes are deleted first.
     """
     _delete_stale()
     made: list[str] = []

@@ -149,7 +149,7 @@ def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
         yield Wan(cloud, edge, LinkControl(control), carrier)
     finally:
         carrier.stop()
-        # A carrier that had to be killed has left its namespaces behind.
+        # A carrier that had to be killed has not deleted its namespaces.
         for name in names:
             delete(name)
 
@@ -157,7 +157,7 @@ def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
 async def _carry(devices: tuple[int, int], settings: LinkSettings, seed: int | None, listen: Path) -> None:
     link = WanLink(*devices, settings, seed)
     async with controllable(link, listen):
-        # Not before the socket is there: who reads this line may ask at once.
+        # Not before the socket is there: a reader of this line may ask at once.
         print("listening", listen, flush=True)
         await link.run()
 

@@ -108,7 +108,7 @@ class LabSocket:
         self._connections.clear()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # who called has gone
+        with suppress(OSError):  # the caller has gone
             connection, _ = self._listener.accept()
             connection.setblocking(False)
             self._connections.add(connection)

@@ -73,7 +73,7 @@ def shared_out(num_cores: int, num_targets: int = 1, num_drafts: int = 1) -> Thr
 
 
 def why_taken(host: str, port: int) -> str:
-    """Returns why nothing else can listen at an address, and who does as far as one sees; empty means it is free.
+    """Returns why nothing else can listen at an address, and what does, as far as one sees; empty means it is free.
 
     A port of 0 is any free one, and never taken. Takes 0.6 s at most.
     """

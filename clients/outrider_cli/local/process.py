@@ -1,5 +1,5 @@
-"""Starts and stops processes that announce their address with one line on stdout: `listening HOST:PORT`. Behind it they
-may say what they are at: `step: WORDS`.
+"""Starts and stops processes that announce their address with one line on stdout: `listening HOST:PORT`. After it they
+may say what they do: `step: WORDS`.
 
 Standard library only. The services and the links all announce themselves like this.
 """
@@ -32,7 +32,7 @@ _ERROR = "error: "
 LOOK_S = 0.1
 """Seconds between two looks at a process that is waited for."""
 STEP = b"step: "
-"""Begins a line on stdout that says what the process is at."""
+"""Begins a line on stdout that says what the process does."""
 _FLAG = re.compile(r"--[a-z][a-z-]*[a-z]")
 _VARIABLE = re.compile(r" \(or OUTRIDER_[A-Z_]+\)")
 
@@ -65,7 +65,7 @@ class ManagedProcess:
         Args:
             name: Stands in messages.
             module: Runs as a program.
-            arguments: Its flags beside --listen.
+            arguments: Its flags besides --listen.
             log: Takes its stderr.
             listen: HOST:PORT; a port of 0 is any free one.
             cores: Cores that it may run on; empty means any.
@@ -85,7 +85,7 @@ class ManagedProcess:
         """Bytes that the log had when the process was started last: what is before is another one's."""
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
-        """Output on stdout that nobody has taken yet."""
+        """Output on stdout that has not been read yet."""
 
     @property
     def pid(self) -> int:
@@ -142,7 +142,7 @@ class ManagedProcess:
         return bool(piece)
 
     def take_steps(self, timeout_s: float, on_step: Callable[[str], None]) -> bool:
-        """Waits for so long for a word of what it is at, and passes the last one on. Returns False if it is silent."""
+        """Waits for so long for a word of what it does, and passes the last one on. Returns False if it is silent."""
         is_heard = self._hear(timeout_s)
         *lines, rest = self._read.split(b"\n")
         steps = [line for line in lines if line.startswith(STEP)]
@@ -152,7 +152,7 @@ class ManagedProcess:
         return is_heard or bool(steps)
 
     def further_lines(self) -> Iterator[str]:
-        """Yields what it prints behind its address, a line at a time, until it ends."""
+        """Yields what it prints after its address, a line at a time, until it ends."""
         process = self._started()
         assert process.stdout is not None
         while True:
@@ -209,7 +209,7 @@ class ManagedProcess:
         return f"was killed (signal {-status})" if status < 0 else f"ended by itself (exit status {status})"
 
     def signal_kill(self) -> None:
-        """Sends SIGKILL, without waiting for the end: whoever watches the process hears of it."""
+        """Sends SIGKILL, without waiting for the end, which a supervisor of the process sees."""
         self._started().kill()
 
     def failure(self, what: str) -> ProcessFailed:
@@ -247,7 +247,7 @@ class ManagedProcess:
     def _in_users_words(self, message: str) -> str:
         if not self._flag_names:
             return message
-        # Whoever has typed a flag of ours has not set the variable of the process.
+        # A user who has typed a flag of ours has not set the variable of the process.
         message = _VARIABLE.sub("", message)
         return _FLAG.sub(lambda flag: self._flag_names.get(flag[0], flag[0]), message)
 

@@ -43,7 +43,7 @@ class RedisFailed(Exception):
 class LocalRedis:
     """Runs a server process on loopback. One that is not durable writes nothing to disk but its log.
 
-    It can be killed and started again under the same URL, as a test of those who use it needs.
+    It can be killed and started again under the same URL, as tests of its clients need.
     """
 
     def __init__(self, program: str, directory: Path, cores: Collection[int] = (), *, is_durable: bool = False) -> None:
@@ -194,7 +194,7 @@ def process_id_at(port: int) -> int | None:
     """Returns the process id of the Redis that answers on a loopback port; None without an answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
-            # QUIT: the server closes the connection behind its answer, which ends the reading below.
+            # QUIT: the server closes the connection after its answer, which ends the reading below.
             connection.sendall(b"*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*1\r\n$4\r\nQUIT\r\n")
             with connection.makefile("rb") as answer:
                 lines = dict(line.rstrip().partition(b":")[::2] for line in answer)

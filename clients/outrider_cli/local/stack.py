@@ -82,7 +82,7 @@ class StackConfig:
     credentials: Path | None = None
     """The verifiers' callers, who need a token of this file; None means that anybody may call."""
     token_file: Path | None = None
-    """Token of the gateway, and of whoever waits for the verifiers. With `credentials` there must be one."""
+    """Token of the gateway, and of the code that waits for the verifiers. With `credentials` there must be one."""
     log_folder: Path | None = None
     """The folder of the logs, which stay; None means one that is deleted at the end."""
     verifier_arguments: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ class Service(ManagedProcess):
     def wait_serving(self, silence_s: float = SILENCE_S, on_step: Callable[[str], None] = lambda _: None) -> None:
         """Returns when its model is loaded. Raises ProcessFailed if it ends first, or does nothing for so long.
 
-        `on_step` is called with what it is at, whenever it says so.
+        `on_step` is called with what it does, whenever it says so.
         """
         silence = Silence(self.pid, silence_s)
         with grpc.insecure_channel(self.address) as channel:
@@ -321,7 +321,7 @@ class LocalStack:
         flags += peers + config.verifier_arguments
         if config.speculator_at is not None:
             flags += ("--peer-insecure",)
-        # Without an edge nobody must know the port beforehand, and 0 leaves the choice to the kernel, free of races.
+        # Without an edge no service needs the port beforehand, and 0 leaves the choice to the kernel, free of races.
         listen = _chosen(config.listen) if config.edge else config.listen
         flags += () if config.credentials is None else ("--credentials", str(config.credentials))
         for number in range(config.num_verifiers):

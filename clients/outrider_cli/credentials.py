@@ -34,9 +34,7 @@ def credentials() -> None:
 def new(
     *,
     role: Annotated[list[Role], typer.Option(help="What the caller may do. Can be repeated.", show_default=False)],
-    tenant: Annotated[
-        str, typer.Option(help="Tenant that the caller belongs to. Default: none.", show_default=False)
-    ] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant of the caller. Default: none.", show_default=False)] = "",
     num_sessions: Annotated[int | None, typer.Option(help="Most sessions of the tenant at a time.", min=1)] = None,
     requests_per_minute: Annotated[float | None, typer.Option(help="Most requests of the tenant.")] = None,
     tokens_per_minute: Annotated[float | None, typer.Option(help="Most generated tokens of the tenant.")] = None,

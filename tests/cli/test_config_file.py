@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from outrider_cli.app import app
-from outrider_cli.local.process import ProcessFailed
-from outrider_cli.local.stack import LocalStack
 from outrider_client import BlockingClient
 
-SMALL = """
+FILE = """
 [verifier]
 model = "demo/target"
-dtype = "float32"
 listen = "127.0.0.1:0"
 max-num-sessions = 9
-overlap = false
+max-num-rows = 8
+
+[speculator]
+max-num-sessions = 5
 
 [gateway]
 listen = "127.0.0.1:0"
-lenient = true
+served-model-name = "file"
 """
 
 
@@ -82,46 +86,28 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (2, f"error: --config: {path}: No such file or directory\n")
 
 
-def test_flags_come_before_variables_and_these_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[LocalStack] = []
-
-    def fail(stack: LocalStack) -> None:
-        started.append(stack)
-        raise ProcessFailed("this is as far as it comes")
-
-    monkeypatch.setattr(LocalStack, "start", fail)
-    monkeypatch.setenv("OUTRIDER_VERIFIER_MAX_NUM_SESSIONS", "4")
-    path = tmp_path / "outrider.toml"
-    path.write_text(SMALL + "served-model-name = 'mine'\n[speculator]\ndevice = 'cpu'\nmax-num-sessions = 5\n")
-    flags = ["--target-dtype", "bfloat16", "--served-model-name", "yours", "--device", "cpu", "--no-datastore"]
-    result = CliRunner(env={"TERM": "dumb"}).invoke(app, ["up", "--config", str(path), *flags])
-    assert "this is as far as it comes" in result.stderr
-    config = started[0].config
-    assert (config.target, config.target_dtype, config.listen) == ("demo/target", "bfloat16", "127.0.0.1:0")
-    assert config.verifier_arguments == ("--no-overlap",)
-    assert config.speculator_arguments == ("--max-num-sessions=5",)
-    assert config.gateway_arguments[0] == "--lenient"
-    assert config.gateway_arguments[-2:] == ("--served-model-name", "yours")
-
-    result = CliRunner(env={"TERM": "dumb"}).invoke(app, ["up", "--config", str(path), "--no-speculator", *flags[:-1]])
-    assert f"{path}: [speculator] is not used: there is no speculator" in result.stderr
-
-
 @pytest.mark.suite
 @pytest.mark.timeout(300)
-def test_services_have_the_settings_of_the_file(tmp_path: Path) -> None:
+def test_flags_come_before_variables_and_these_before_the_file(tmp_path: Path) -> None:
     path = tmp_path / "outrider.toml"
-    path.write_text(SMALL)
-    command = [sys.executable, "-m", "outrider_cli", "up", "--config", str(path), "--no-datastore", "--no-speculator"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    path.write_text(FILE)
+    flags = ["--no-datastore", "--no-speculator", "--served-model-name", "flag", "--log-folder", str(tmp_path)]
+    command = [sys.executable, "-m", "outrider_cli", "up", "--config", str(path), *flags]
+    environ = {**os.environ, "OUTRIDER_VERIFIER_MAX_NUM_ROWS": "16"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         try:
             assert process.stdout is not None
-            name, address = process.stdout.readline().split()
-            assert name == "verifier"
-            with BlockingClient(address) as client:
-                assert client.info().max_num_sessions == 9
+            assert process.stderr is not None
+            assert process.stderr.readline() == f"{path}: [speculator] is not used: there is no speculator\n"
+            verifier, gateway = (process.stdout.readline().split()[1] for _ in range(2))
+            with BlockingClient(verifier) as client:
+                info = client.info()
+            assert (info.model.model_id, info.max_num_sessions, info.max_num_rows) == ("demo/target", 9, 16)
+            with urllib.request.urlopen(f"http://{gateway}/v1/models", timeout=30) as answer:
+                assert [model["id"] for model in json.load(answer)["data"]] == ["demo/target", "flag"]
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
 
 
 def test_the_file_of_the_documents_is_right(tmp_path: Path) -> None:

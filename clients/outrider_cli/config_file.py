@@ -104,8 +104,11 @@ def _sections(path: Path, context: typer.Context, flags: Flags) -> Sections:
             wrong.append(f"{name}: must be a section, [{name}], got {section!r}")
         else:
             sections[name] = {key.replace("-", "_"): value for key, value in section.items()}
-            found = _wrong_in_service(name, sections[name], context) if name in SETTINGS else ()
-            found = _wrong_in_command(sections[name], context, flags) if name == context.command.name == "up" else found
+            found = [] if len(sections[name]) == len(section) else ["a key is given twice, with - and with _"]
+            if name in SETTINGS:
+                found += _wrong_in_service(name, sections[name], context)
+            elif name == context.command.name:
+                found += _wrong_in_command(sections[name], context, flags)
             wrong += [f"[{name}] {each}" for each in found]
     if wrong:
         raise ValueError("\n".join(f"{path}: {each}" for each in wrong))
@@ -125,6 +128,10 @@ def _wrong_in_service(service: str, section: dict[str, Any], context: typer.Cont
     for key in [key for key in section if key in _DECIDED[service] and command == context.command.name]:
         yield f"{key.replace('_', '-')}: must be left out, as `outrider {command}` decides it"
     given = {key: value for key, value in section.items() if key in known}
+    # As flags they would not do: a switch has no value, and any other flag has one.
+    for key in [key for key, value in given.items() if isinstance(value, bool) is not (known[key].annotation is bool)]:
+        rule = "true or false" if known[key].annotation is bool else "a value"
+        yield f"{key.replace('_', '-')}: must be {rule}, got {given.pop(key)!r}"
     try:
         settings(**given)
     except ValueError as error:  # pydantic's ValidationError, whose class is not at hand here

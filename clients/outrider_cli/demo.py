@@ -93,6 +93,8 @@ def demo(
     ] = False,
 ) -> None:
     """Starts everything, streams one generation, compares the methods, and ends everything. About a minute."""
+    if stats and as_json:
+        raise typer.BadParameter("must be unset with --json, which has it all", param_hint="--stats")
     with reported(), termination_as_exit():
         _run(max_tokens, dtype, as_json=as_json, stats=stats)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from outrider_cli.chat import can_chat
-from outrider_cli.console import is_toy, show, toy_note
+from outrider_cli.console import is_toy, show, statistics, toy_note
 from outrider_cli.failures import WRONG_USAGE, complain, flag_of, reported
 from outrider_cli.json_lines import json_lines
 from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, Stats, address_flag, generating, secured
@@ -35,6 +35,8 @@ def generate(
     security: SecurityOptions,
 ) -> None:
     """Continues a prompt, coloured by where each token came from."""
+    if stats and (plain or as_json):
+        raise typer.BadParameter("must be unset with --plain, and with --json, which has it all", param_hint="--stats")
     if not as_json:
         for name in NEED_JSON:
             if options.get(name) is not None:
@@ -47,7 +49,7 @@ def generate(
                     print(line, flush=True)
         elif (options.get("n") or 1) > 1:
             started = time.perf_counter()
-            _show_all(client.complete(text, **options).choices, time.perf_counter() - started)
+            _show_all(client.complete(text, **options).choices, started, plain=plain, stats=stats)
         else:
             shown = show(client, text, options, plain=plain, stats=stats)
             if not plain and is_toy(shown.model_id):
@@ -57,13 +59,17 @@ def generate(
                 complain(f"next: {chat if can_chat(client) else '--stats shows what speculation did'}", kind="")
 
 
-def _show_all(results: Sequence[Result], seconds: float) -> None:
+def _show_all(results: Sequence[Result], started: float, *, plain: bool, stats: bool) -> None:
     """Shows several texts, one after the other. What each of them is goes to stderr, as does the summary."""
+    seconds = time.perf_counter() - started
     for number, result in enumerate(results, start=1):
         print(f"text {number} of {len(results)}, seed {result.seed}:", file=sys.stderr, flush=True)
         print(result.text, flush=True)
+        if stats:
+            complain(statistics(result, seconds).plain, kind="")
     num_tokens = sum(len(result.token_ids) for result in results)
-    complain(f"{len(results)} texts, {num_tokens} tokens, {num_tokens / seconds:.0f} a second", kind="")
+    if not plain:
+        complain(f"{len(results)} texts, {num_tokens} tokens, {num_tokens / seconds:.0f} a second", kind="")
 
 
 def _read_prompt(prompt: str) -> str:

@@ -188,8 +188,13 @@ def up(
             datastore_arguments=of_datastore,
             gateway_arguments=(*of_gateway, *flags),
         )
-        for service, is_there in (("speculator", has_speculator), ("datastore", datastore), ("gateway", gateway)):
-            if not is_there and in_file.arguments(service, context):
+        is_unused = {
+            "speculator": drafting is None or (not has_speculator and of_speculator),
+            "datastore": not datastore,
+            "gateway": not gateway,
+        }
+        for service in in_file.sections:
+            if is_unused.get(service):
                 steps.say(f"{config_file}: [{service}] is not used: there is no {service}")
         if drafting is None and speculator:
             steps.say(DRAFTLESS)

@@ -55,6 +55,8 @@ def test_stats_come_before_the_last_line_and_a_seed_that_was_given_is_not_told_a
     assert "pearl: " in statistics
     assert "acceptance length 2.00" in statistics
     assert last.endswith(" a second, 2.0 a forward")
+    result = runner.invoke(app, ["generate", "hello", "--stats", "--json", "--address", verifier.address])
+    assert (result.exit_code, "--stats: must be unset with --plain" in result.stderr) == (2, True)
 
 
 def test_plain_shows_the_text_alone(verifier: FakeVerifier) -> None:

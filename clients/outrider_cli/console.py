@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from outrider.core.params import Source
@@ -244,6 +245,12 @@ def _runs(chunk: Chunk) -> list[tuple[str, tuple[int, ...]]]:
     pairs = zip(map(style_of, chunk.sources), chunk.token_ids, strict=True)
     # Tuples: the cache of `detokenize` is keyed by them.
     return [(style, tuple(token_id for _, token_id in run)) for style, run in groupby(pairs, key=lambda pair: pair[0])]
+
+
+def progress_on(console: Console) -> Progress:
+    """Returns a bar that is shown on terminals only, and is gone when the work is done."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class Steps:

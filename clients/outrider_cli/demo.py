@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider.telemetry.redaction import without_secrets
-from outrider_cli.console import show
+from outrider_cli.console import progress_on, show
 from outrider_cli.failures import reported
 from outrider_cli.json_lines import fields_of, json_lines
 from outrider_cli.local.process import ProcessFailed
@@ -107,7 +106,7 @@ def _run(max_tokens: int, target_dtype: str, *, as_json: bool, stats: bool) -> N
     options = GenerateOptions(temperature=TEMPERATURE, seed=SEED, max_tokens=max_tokens, ignore_eos=True)
     config = StackConfig(target_dtype=target_dtype, num_threads=None)
     with ExitStack() as exits:
-        with _progress(out) as progress:
+        with progress_on(out) as progress:
             task = progress.add_task("starting", total=None)
             # In the outer stack: the services outlive the bar.
             stack = exits.enter_context(LocalStack(config, lambda step: progress.update(task, description=step)))
@@ -174,7 +173,7 @@ def _compare(out: Console, client: BlockingClient, options: GenerateOptions, exa
 
 def _measure(out: Console, client: BlockingClient, options: GenerateOptions) -> list[Measured]:
     measured = [Measured(method) for method in METHODS]
-    with _progress(out) as progress:
+    with progress_on(out) as progress:
         task = progress.add_task("measuring", total=len(PROMPTS) * len(METHODS))
         # The methods take turns: what else the machine does meets all of them.
         for prompt in PROMPTS:
@@ -225,11 +224,3 @@ def conclusion_of(measured: Sequence[Measured], exact_off_reason: str) -> str:
         return f"\nEvery method gave the target's own text, token for token; {speed}."
     reason = exact_off_reason or "the verifier says that it is exact; please report this"
     return f"\n{speed}. A text has parted, where two tokens were nearly equally likely: {escape(reason)}."
-
-
-@contextmanager
-def _progress(out: Console) -> Iterator[Progress]:
-    """Shows a bar, on terminals only; it is gone when the work is done."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
-        yield progress

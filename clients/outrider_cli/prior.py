@@ -16,13 +16,13 @@ from typing import Annotated, Unpack, cast
 import grpc
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider.security.tokens import CallsWithMetadata
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1.datastore_pb2_grpc import DatastoreServiceStub
 from outrider_cli import options, prior_build
+from outrider_cli.console import progress_on
 from outrider_cli.failures import UNREACHABLE, reported
 from outrider_cli.help import BriefCommand, CommandGroup
 from outrider_cli.options import secured
@@ -250,9 +250,7 @@ def send(
 @contextmanager
 def _progress(num_tokens: int) -> Iterator[OnProgress]:
     """Shows a bar on terminals: tokens that the datastore has received, then n-grams that it has stored."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_on(Console(stderr=True)) as progress:
         task = progress.add_task("sending tokens", total=num_tokens)
 
         def on_progress(response: pb.LoadPriorResponse) -> None:

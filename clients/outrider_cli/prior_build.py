@@ -19,9 +19,9 @@ from typing import Annotated, Unpack
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from outrider_cli import options
+from outrider_cli.console import progress_on
 from outrider_cli.failures import FlagError, reported
 from outrider_cli.local.stack import LocalStack, StackConfig, termination_as_exit
 from outrider_cli.models import check_models, draft_for
@@ -255,14 +255,8 @@ def _check_running(stack: LocalStack) -> None:
 def _display(plan: BuildPlan) -> Iterator[Display]:
     """Shows the progress on stderr: a bar on a terminal, a line for each round elsewhere."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
     num_done, num_tokens, started = 0, 0, 0.0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_on(console) as progress:
         task = progress.add_task("starting", total=plan.rounds * len(plan.prompts))
 
         def say(text: str) -> None:

@@ -21,8 +21,9 @@ from outrider_cli.local.die_with_parent import die_with_parent
 
 SILENCE_S = 60.0
 """A process that does nothing for so long while it starts hangs. One that works may take its time."""
-LEAST_SHARE = 0.1
-"""Share of a core below which a process does nothing: what its event loop takes while it waits is less."""
+LEAST_SHARE = 0.02
+"""Share of a core below which a process does nothing: what its event loop takes while it waits is less, and what a
+process is given that works on a machine with much other work is more."""
 BYTES_PER_S = 10e6
 """Bytes from a disk that count as a second of work: to read them is work that takes hardly any time of a core."""
 STOP_TIMEOUT_S = 5.0

@@ -109,6 +109,31 @@ async def has_failed_to_save(redis: Any) -> bool:
     return (await redis.info("persistence"))["rdb_last_bgsave_status"] == "err"
 
 
+@pytest.mark.slow
+async def test_a_server_that_still_reads_its_data_is_waited_for(own_redis, open_store, scope, tmp_path: Path) -> None:
+    store = open_store(own_redis.url)
+    (tmp_path / "data").mkdir()
+    # A hundredth of a second for each key; it answers now and then meanwhile.
+    slow = ("--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024")
+    restart(own_redis, "--dir", str(tmp_path / "data"), *slow)
+    await store.start()
+    assert await records(store, scope)
+    async with Redis.from_url(own_redis.url) as redis:
+        await redis.mset({f"key:{number}": "value" * 20 for number in range(100)})
+        await redis.save()
+    own_redis.stop()
+    starting = asyncio.create_task(asyncio.to_thread(own_redis.start))
+    await until(lambda: is_loading(store))
+    await starting
+    await until(lambda: records(store, scope))
+    [found] = (await store.lookup(scope, [[1]], LIMITS)).continuations
+    assert found.token_ids[0] == 2
+
+
+async def is_loading(store: RedisStore) -> bool:
+    return "LOADING" in await problem_of(store)
+
+
 @pytest.fixture
 def other_redis(tmp_path: Path):
     """Another server that the test may kill."""

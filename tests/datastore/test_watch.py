@@ -173,6 +173,17 @@ def many_documents(tokenizer_hash: str) -> list[pb.LoadPriorRequest]:
     return [first, *(pb.LoadPriorRequest(documents=first.documents) for _ in range(15))]
 
 
+async def test_a_message_that_is_being_sent_when_a_server_drains_is_sent(served, watched):
+    # More than is sent to a caller that does not read.
+    await load_prior(served.stub, prior_of(watched.tokenizer_hash, [2**30] * PRIOR_PIECE_TOKENS))
+    watch = served.stub.Watch(pb.WatchRequest(scope=watched))
+    await watch.initial_metadata()  # it comes with the beginning of the first message
+    served.servicer.drain()
+    assert (await watch.read()).prior.is_first
+    assert await watch.read() is grpc.aio.EOF
+    assert await watch.code() == grpc.StatusCode.OK
+
+
 async def test_there_are_no_more_watchers_than_may_be(serve, redis_url, watched):
     stub = (await serve(redis_url, max_num_watchers=1)).stub
     watcher = Watcher(stub, watched)

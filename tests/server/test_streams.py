@@ -78,7 +78,7 @@ class Served:
     async def _serve(self, lasting: DrainableStreams, *, ages: bool) -> str:
         with lasting.open(ages=ages) as stream:
             self.has_begun.set()
-            async for request in stream.requests(aiter(self.requests)):
+            async for request in stream.until_end(aiter(self.requests)):
                 self.has_begun.set()
                 await self.may_answer.wait()
                 self.answered.append(request)

@@ -50,7 +50,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     ) -> AsyncIterator[pb.LookupResponse]:
         scope: Scope | None = None
         with _errors_as_status(context), self._drainable() as stream:
-            async for request in stream.requests(self._opened(request_iterator)):
+            async for request in stream.until_end(self._opened(request_iterator)):
                 with traced_message(LOOKUP, request.traceparent) as span:
                     command = messages.lookup_command(request, scope, self._settings)
                     scope = command.scope
@@ -78,7 +78,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     ) -> AsyncIterator[pb.RecordResponse]:
         scope: Scope | None = None
         with _errors_as_status(context), self._drainable() as stream:
-            async for request in stream.requests(self._opened(request_iterator)):
+            async for request in stream.until_end(self._opened(request_iterator)):
                 with traced_message(RECORD, request.traceparent) as span:
                     command = messages.record_command(request, scope, self._settings)
                     scope = command.scope
@@ -92,11 +92,11 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
         # The stubs know only generators; a method that writes to its context can put a deadline on each write.
         # The stream has no age limit: on a new one the caller would be sent everything again.
-        with _errors_as_status(context), self._watching(), self._drainable(ages=False):
+        with _errors_as_status(context), self._watching(), self._drainable(ages=False) as stream:
             scope = messages.watched_scope(request, self._settings)
             await self._replica.check_exists(scope)
             async with aclosing(watch(self._store, scope)) as responses:
-                async for response in responses:
+                async for response in stream.until_end(responses):
                     await streams.write(context, response, self._settings.stall_timeout_s, "watcher")
 
     async def LoadPrior(

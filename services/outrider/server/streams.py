@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from outrider.wire.errors import DeadlineExceeded
 
 _Request = TypeVar("_Request")
+_Item = TypeVar("_Item")
 
 
 async def write(
@@ -92,33 +93,34 @@ class DrainableStreams:
                 timer.cancel()
 
     def end(self) -> None:
-        """Ends all streams: each with OK, once the request that it works on is answered."""
+        """Ends all streams: each with OK, once the message that it works on is answered or sent."""
         for stream in self._streams:
             stream.end()  # only schedules the cancellation: the set does not change during the loop
 
 
 class DrainableStream:
-    """A stream of requests that can be ended between two of them."""
+    """A stream that can be ended between two of its messages."""
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.was_cancelled = False
-        """True if the stream was ended while it waited for a request."""
+        """True if the stream was ended while it waited for a message."""
         self._task = task
         self._is_busy = self._is_over = False
 
-    async def requests(self, requests: AsyncIterator[_Request]) -> AsyncIterator[_Request]:
-        """Yields the caller's requests until there are no more or the stream ends. One that was yielded is still
-        answered."""
-        async for request in requests:
+    async def until_end(self, items: AsyncIterator[_Item]) -> AsyncIterator[_Item]:
+        """Yields the caller's requests, or the messages to it, until there are no more or the stream ends. A request
+        that was yielded is still answered, and a message is still sent: if the first write of a call is cancelled, gRPC
+        cannot send its status either, and the call never ends."""
+        async for item in items:
             self._is_busy = True
-            yield request
-            # The servicer asks for the next request only after it has sent the answer to this one.
+            yield item
+            # The servicer asks for the next one only after it has sent the answer to this one, or this one.
             self._is_busy = False
             if self._is_over:
                 return
 
     def end(self) -> None:
-        """Ends the stream: at once if it waits for a request, otherwise after the one that it works on."""
+        """Ends the stream: at once if it waits for a message, otherwise after the one that it works on."""
         if self._is_over:
             return
         self._is_over = True

@@ -10,7 +10,7 @@ TORCH_WHEELS := $(if $(TORCH_INDEX),--extra-index-url https://download.pytorch.o
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy coverage checkov check lint fmt proto demo-models clean
+.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy coverage checkov check lint laws fmt proto demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,7 @@ test: $(VENV)/.dev  ## Runs the tests, in 10 minutes; ARGS=--full with large sam
 	$(BIN)/pytest -m "not suite" tests/e2e $(ARGS)
 
 # One after the other: they measure, and what they start fills two cores.
-test-suites: $(VENV)/.dev  ## Runs what takes minutes: image builds, rollouts, benchmarks, long simulations
+test-suites: $(VENV)/.dev  ## Runs what takes minutes: image builds, benchmarks, long simulations
 	$(BIN)/pytest -m suite $(ARGS)
 
 test-all: test test-suites  ## Runs every test, as CI does
@@ -44,8 +44,8 @@ gpu: $(VENV)/.dev  ## Tests what needs a GPU, then measures it, in 10 minutes
 	$(BIN)/pytest -m gpu $(ARGS)
 	$(BIN)/outrider bench gpu --out bench-results/gpu
 
-test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, images, a rollout
-	$(BIN)/pytest tests/deploy tests/kubernetes $(ARGS)
+test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, images
+	$(BIN)/pytest tests/deploy $(ARGS)
 
 coverage: $(VENV)/.dev  ## Runs the tests and counts the lines that they reach
 	$(BIN)/pytest $(PARALLEL) -m "not suite" --ignore=tests/e2e --cov --cov-report= --cov-fail-under=0 $(ARGS)
@@ -54,8 +54,11 @@ coverage: $(VENV)/.dev  ## Runs the tests and counts the lines that they reach
 checkov: $(VENV)/.dev $(VENV)-checkov/.checkov  ## Checks the rendered overlays by checkov's rules
 	$(BIN)/python -m tests.deploy.checkov $(VENV)-checkov/bin/checkov
 
-check: lint  ## Style, types, layers, fast tests: before every push
-	$(BIN)/pytest -q $(PARALLEL) -m "not slow and not suite" $(ARGS)
+check: $(VENV)/.dev  ## Style, types and laws, in a minute: before every push
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint laws
+
+laws: $(VENV)/.dev  ## The first ring of the tests: what holds of the core, and of the repository
+	$(BIN)/pytest -q -m "not slow and not suite" tests/core $(wildcard tests/test_*.py) $(ARGS)
 
 lint: $(VENV)/.dev  ## Style and types
 	$(BIN)/ruff check

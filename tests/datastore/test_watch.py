@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from outrider.datastore.watch import PRIOR_PIECE_TOKENS, pieces_of
 from outrider.v1 import datastore_pb2 as pb
+from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.v1 import types_pb2
 from tests.support.datastores import Served, hung, load_prior, record, refusal
 from tests.support.waiting import until
@@ -174,14 +175,16 @@ def many_documents(tokenizer_hash: str) -> list[pb.LoadPriorRequest]:
 
 
 async def test_a_message_that_is_being_sent_when_a_server_drains_is_sent(served, watched):
-    # More than is sent to a caller that does not read.
     await load_prior(served.stub, prior_of(watched.tokenizer_hash, [2**30] * PRIOR_PIECE_TOKENS))
-    watch = served.stub.Watch(pb.WatchRequest(scope=watched))
-    await watch.initial_metadata()  # it comes with the beginning of the first message
-    served.servicer.drain()
-    assert (await watch.read()).prior.is_first
-    assert await watch.read() is grpc.aio.EOF
-    assert await watch.code() == grpc.StatusCode.OK
+    # Little is sent to a caller that does not read.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(served.address, options=options) as channel:
+        watch = pb_grpc.DatastoreServiceStub(channel).Watch(pb.WatchRequest(scope=watched))
+        await watch.initial_metadata()  # it comes with the beginning of the first message
+        served.servicer.drain()
+        assert (await watch.read()).prior.is_first
+        assert await watch.read() is grpc.aio.EOF
+        assert await watch.code() == grpc.StatusCode.OK
 
 
 async def test_there_are_no_more_watchers_than_may_be(serve, redis_url, watched):

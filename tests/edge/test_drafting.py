@@ -14,14 +14,12 @@ import grpc
 import pytest
 
 from outrider.edge.draft_model import DraftModel
-from outrider.edge.relay import Relay
 from outrider.edge.settings import EdgeSettings
 from outrider.models.loading import LoadedModel
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from outrider_client.requests import Prompt
-from tests.support import verifier_requests
 from tests.support.scripted_cloud import Collaborate, ScriptedCloud, chunk, finished, serving, started, steering
 from tests.support.services import RunningVerifier, draft_model, running_edge
 from tests.support.waiting import until
@@ -285,29 +283,6 @@ async def test_a_generation_too_many_goes_up_without_drafts_before_the_first_one
         assert not (await first).summary.degraded
         assert not (await client.complete(TEXT, max_tokens=4, method="pearl")).summary.degraded
         assert await edge.is_idle()
-
-
-async def test_the_prompt_is_not_copied_for_each_response() -> None:
-    async def collaborate(requests: Any, context: Any) -> None:
-        await anext(requests)
-        await context.write(started(PROMPT, shows_prompt=False))
-        for token_id in range(3):
-            await context.write(chunk(token_id))
-        await context.write(finished(3))
-
-    kept = []
-
-    async def write(response: verifier_pb2.GenerateResponse) -> None:
-        kept.append(relay._prompt_token_ids)
-
-    async with serving(ScriptedCloud(collaborate)) as address, running_edge(address, model=draft_model()) as edge:
-        prompt = verifier_requests.tokens(*PROMPT)
-        request = verifier_requests.request(prompt, method=types_pb2.METHOD_PEARL)
-        relay = Relay(request, edge.service.upstreams, edge.service.draft_model, None, 1.0)
-        await relay.run(write)
-    assert len(kept) == 5
-    assert list(kept[0]) == PROMPT
-    assert all(each is kept[0] for each in kept)
 
 
 async def test_a_draft_model_that_is_closed_while_it_loads_leaves_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,9 @@ async def test_a_generation_that_goes_on_at_another_verifier_is_one_and_a_reconn
         here, there = values_of(edge.service.metrics()), values_of(second.servicer.metrics())
     assert above_0(here["outrider_edge_requests_total"]) == {"OK,length": 1}
     assert here["outrider_stream_reconnects_total"] == {"upstream": 1}
-    assert here["outrider_draft_resyncs_total"][""] == 1
-    assert there["outrider_resumed_sessions_total"][""] == 1
+    # Where a draft on its way hides how a call has ended, the verifier is asked for the rest, or for the end alone.
+    assert here["outrider_draft_resyncs_total"][""] >= 1
+    assert there["outrider_resumed_sessions_total"][""] >= 1
 
 
 async def test_without_its_draft_model_an_edge_says_that_generations_are_degraded(verifier: RunningVerifier) -> None:

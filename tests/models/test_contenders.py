@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from outrider.core.noise import gumbel, gumbel_of_words, hash_rows, hashed, row_key
 from outrider.core.params import SamplingParams
 from outrider.models import largest
-from outrider.models.cpu import contenders, draws
-from outrider.models.cpu.contenders import NUM_FIRST, NUM_LOUD_WORDS, QUIET, STEPS, Contenders, find_words
+from outrider.models.cpu import draws
+from outrider.models.cpu.contenders import NUM_LOUD_WORDS, QUIET, STEPS, Contenders, find_words
 from outrider.models.filters import tempered_and_filtered
 from outrider.models.sampling import Sampler
 from outrider.models.torch.draws import TorchDraws
@@ -132,30 +132,6 @@ def test_quiet_noise_and_the_simpler_bounds_enclose_the_noise() -> None:
     complement = (2.0**32 - words - 0.5) * 2.0**-32
     assert (noise >= np.log(uniform / complement) - 1e-5).all()
     assert (noise <= -np.log(complement) + 1e-5).all()
-
-
-def test_a_peaky_row_has_few_of_its_tokens_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_hashed = num_exact = 0
-
-    def find(peaks: Floats, floors: npt.NDArray[np.float64], *others: Any) -> None:
-        nonlocal num_hashed
-        depth = len(others[1])
-        num_hashed += depth * (len(peaks) * NUM_FIRST + int((floors[:, None] - peaks <= QUIET).sum()))
-        find_words(peaks, floors, *others)
-
-    def exact(words: npt.NDArray[np.uint32]) -> Floats:
-        nonlocal num_exact
-        num_exact += words.size
-        return noise_of(words)
-
-    noise_of = gumbel_of_words
-    monkeypatch.setattr(contenders, "find_words", find)
-    monkeypatch.setattr(contenders, "gumbel_of_words", exact)
-    logits = row_of("peaky", 151_936, np.random.default_rng(1))[None].repeat(20, 0)
-    keys = np.array([row_key(1, index) for index in range(20)], dtype=np.uint32)
-    Contenders(151_936).best(logits, np.full((20, 1), 0.7, dtype=np.float32), keys, 1)
-    assert 20 * 1000 < num_hashed < 20 * 5000
-    assert num_exact < 20 * 300
 
 
 FILTERS: list[dict[str, Any]] = [

@@ -15,7 +15,7 @@ import torch
 from structlog.testing import capture_logs
 
 from outrider.models.engine import MAX_FAILED_STEPS, EngineThread
-from tests.support.waiting import WAIT_S, until
+from tests.support.waiting import WAIT_S
 
 
 class FakeRunner:
@@ -200,25 +200,6 @@ def test_a_device_that_recovers_is_no_longer_at_fault(engine: CountingEngine, ru
         assert engine.fault() == ""
 
 
-async def test_what_one_iteration_of_the_event_loop_posts_is_one_step(runner: FakeRunner) -> None:
-    engine = CountingEngine(runner, loop=asyncio.get_running_loop())
-    for name in "abc":
-        engine.begin_with(name)
-    await until(lambda: len(engine.sessions) == 3)
-    await until(lambda: engine._is_waiting)
-    before = engine.num_turns
-    for name in "abc":
-        engine.post(name, lambda numbers: numbers.append(1))
-        assert engine._is_waiting
-        assert engine._bell.empty()
-    await until(lambda: not engine.steps.empty())
-    assert engine.steps.get() == [1, 1, 1]
-    await until(lambda: engine._is_waiting)
-    # One with the step and one after it.
-    assert engine.num_turns == before + 2
-    engine.stop()
-
-
 def test_any_thread_wakes_it(runner: FakeRunner) -> None:
     loop = asyncio.new_event_loop()  # does not run
     engine = CountingEngine(runner, loop=loop)
@@ -234,18 +215,6 @@ def test_stop_ends_the_thread_and_may_be_called_again(engine: CountingEngine) ->
     engine.steps.get(timeout=WAIT_S)
     engine.stop()
     engine.stop()
-    assert engine.fault() == "the engine's thread has ended"
-
-
-def test_stop_during_a_step_that_fails_ends_the_thread(engine: CountingEngine) -> None:
-    def stop_and_fail(taken: list[int]) -> None:
-        engine._inbox.put(None)
-        engine.take_posted(0.0)
-        raise ValueError
-
-    engine.step = stop_and_fail  # type: ignore[method-assign]
-    engine.begin_with("a", 1)
-    engine._thread.join(WAIT_S)
     assert engine.fault() == "the engine's thread has ended"
 
 

@@ -13,7 +13,6 @@ from outrider.core.growth import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.structure import StructuredText
 from outrider.core.tree import SparseRow
-from outrider.models import acceptance
 from outrider.models.acceptance import DraftDraw, Round, begin_rounds, candidates, draft_candidates, emitted, judge
 from outrider.models.chains import Chain
 from outrider.models.sampling import Sampler
@@ -126,26 +125,6 @@ def test_rounds_under_both_rules_share_a_forward_and_keep_their_own_tokens() -> 
     assert emitted(sampler, logits, rounds) == expected
     assert emitted(sampler, logits[3:5], rounds[1:2]) == expected[1:2]
     assert emitted(sampler, logits[:0], []) == []
-
-
-def test_a_device_is_told_of_all_rounds_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    sampler, begin = Sampler(), acceptance.begin_judging
-
-    def begin_judging(*arguments: Any) -> Any:
-        told.append("judge")
-        wait = begin(*arguments)
-        return lambda: [told.append("wait"), wait()][1]
-
-    begin_drawing = sampler.begin
-    monkeypatch.setattr(acceptance, "begin_judging", begin_judging)
-    monkeypatch.setattr(sampler, "begin", lambda *arguments: [told.append("draw"), begin_drawing(*arguments)][1])
-    params = SamplingParams(seed=3)
-    rounds = [Round(params, [0]), Round(params, [4, 5], [Candidate(1, -1.0)])]
-    pending = begin_rounds(sampler, logits_of(1, rows=3), rounds)
-    assert told == ["judge", "draw"]
-    pending.wait()
-    assert told[2] == "wait"
 
 
 def test_only_draws_that_are_all_that_rounds_emit_may_be_gone_on_from_before_they_are_known() -> None:

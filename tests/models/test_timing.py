@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
 
 from outrider.core.costs import AttentionTimes
-from outrider.models import fusion, timing
+from outrider.models import fusion
 from outrider.models.backend import CPU
-from outrider.models.draws import Best
-from outrider.models.runner import Runner, Segment
+from outrider.models.runner import Segment
 from outrider.models.timing import (
     EventStopwatch,
     HostStopwatch,
     measure_attention,
     measure_buckets,
     measure_products,
-    measure_steps,
     stopwatch_for,
 )
 from tests.support.cuda_twins import EAGER_TWIN
@@ -114,25 +109,6 @@ def test_forwards_that_are_filled_up_are_measured_by_what_they_are_filled_up_to(
     assert CPU.make_runner(build("llama")).buckets == ()
 
 
-def test_steps_of_a_loop_are_measured_by_sessions_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = EAGER_TWIN.make_runner(build("llama"), is_exact=False, num_blocks=16)
-    loops: list[tuple[int, int]] = []
-    draft = runner.draft
-
-    def counted(segments: Sequence[Segment], *arguments: Any) -> list[list[Best | None]]:
-        assert {segment.cache.length for segment in segments} == {100}
-        loops.append((len(segments), arguments[-1]))
-        return draft(segments, *arguments)
-
-    monkeypatch.setattr(runner, "draft", counted)
-    now = iter(range(1000))
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(now)))
-    assert measure_steps(runner, [1, 3], 100, 4, num_repeats=2) == {1: 250.0, 3: 250.0}
-    assert loops == [(1, 4), (3, 4)] * 4
-    assert runner.pool.blocks.num_free == runner.pool.blocks.num_blocks
-    assert measure_steps(CPU.make_runner(build("llama")), [1], 100, 4) == {}
-
-
 def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CPU.make_runner(build("llama"))
     assert measure_products(runner, [1, 2]) == {}  # all of them are small
@@ -141,34 +117,6 @@ def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> N
     times_ms = measure_products(runner, [1, 2], num_repeats=1)
     assert times_ms.keys() == {1, 2}
     assert min(times_ms.values()) > 0
-
-
-@pytest.mark.parametrize(
-    ("slot_ms", "row_slot_ms", "found"),
-    [
-        (0.01, 0.002, (0.01, 0.002)),
-        (0.01, 0.0, (0.01, 0.0)),
-        (0.01, -0.001, (0.009, 0.0)),  # noise: more rows were faster, and one row met
-        (-0.001, 0.002, (0.0, 0.001875)),  # noise: more rows are met
-        (-0.01, 0.0, (0.0, 0.0)),
-    ],
-)
-def test_what_contexts_add_is_told_from_few_and_more_rows_behind_short_and_long_ones(
-    slot_ms: float, row_slot_ms: float, found: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def take_turns(_runner: Runner, forwards: dict[tuple[int, int], Any], *_others: Any) -> dict[Any, float]:
-        assert all(cache.length == length for (length, _), parts in forwards.items() for cache, _ in parts)
-        return {
-            (length, rows): 5.0 + rows + sum(cache.length for cache, _ in parts) * (slot_ms + rows * row_slot_ms)
-            for (length, rows), parts in forwards.items()
-        }
-
-    monkeypatch.setattr(timing, "_take_turns", take_turns)
-    runner = CPU.make_runner(build("llama"), num_blocks=16)
-    times = measure_attention(runner, 200)
-    assert (times.slot_ms, times.row_slot_ms) == pytest.approx(found)
-    assert times.context_len == 200
-    assert runner.pool.blocks.num_free == 16
 
 
 def test_what_contexts_add_is_measured_where_there_is_room_for_long_ones() -> None:

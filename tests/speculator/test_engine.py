@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
 
 import pytest
 
 from outrider.core.blocks import PrefixScope
-from outrider.core.methods import OFF
-from outrider.core.speculation import SpeculationParams, Steering
+from outrider.core.speculation import Steering
 from outrider.models.engine import MAX_FAILED_STEPS
 from outrider.speculator.engine import Engine
 from tests.speculator.draft_sessions import PROMPT, Collector, expected_chain, spec
@@ -51,31 +48,6 @@ def test_sessions_share_forwards_and_keep_their_own_chains(engine: Engine) -> No
     assert [list(sink.drafts.get(timeout=30).token_ids) for sink in sinks] == [expected] * 4
 
 
-class RecordedLoop:
-    """Notes what it is to call."""
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], object]] = []
-
-    def call_soon_threadsafe(self, action: Callable[[], object]) -> None:
-        self.calls.append(action)
-
-
-def test_what_a_step_drafts_for_all_sessions_goes_to_the_loop_in_one_call() -> None:
-    loop, sinks = RecordedLoop(), [Collector() for _ in range(4)]
-    engine = Engine(draft_model(), loop=cast(asyncio.AbstractEventLoop, loop))
-    engine.stop()  # this test takes its turns
-    for number, sink in enumerate(sinks):
-        engine.open(spec(f"s{number}"), sink)
-    engine.take_posted(0.0)
-    while not loop.calls:
-        engine.turn(0.0)
-    [call] = loop.calls
-    assert all(sink.drafts.empty() for sink in sinks)
-    call()
-    assert [sink.drafts.qsize() for sink in sinks] == [1] * 4
-
-
 def test_a_commit_for_a_session_that_has_ended_does_nothing(engine: Engine) -> None:
     sink = Collector()
     engine.open(spec("s"), sink)
@@ -103,9 +75,6 @@ def test_an_engine_that_fails_every_step_says_so() -> None:
     engine.stop()
     assert engine.fault()
     assert runner.num_failed == MAX_FAILED_STEPS + 1
-
-
-PAUSE = Steering(SpeculationParams(OFF))
 
 
 @pytest.mark.parametrize(
@@ -162,14 +131,3 @@ def test_a_session_that_begins_paused_reads_nothing_before_it_is_steered() -> No
     draft = sink.drafts.get(timeout=30)
     engine.stop()
     assert list(draft.token_ids) == expected_chain((*PROMPT, 7))
-
-
-def test_nothing_is_kept_warm_for_sessions_that_are_paused() -> None:
-    engine = Engine(draft_model(), keep_warm_s=1e9)
-    sink = Collector()
-    engine.open(spec("s"), sink)
-    sink.drafts.get(timeout=30)
-    engine.stop()
-    assert engine.turn(engine._posted_at) == pytest.approx(0.0, abs=0.01), "awake, with nothing to grow"
-    engine.sessions["s"].session.steer(PAUSE)
-    assert engine.turn(engine._posted_at) is None

@@ -41,13 +41,11 @@ def test_a_connection_hears_of_a_change_once_whichever_of_its_streams_says_it(re
     assert reports.news("b", reports.current(4, 0.0)) == change
 
 
-def test_nothing_is_kept_of_connections_without_streams(reports: LoadReports) -> None:
+def test_when_one_stream_of_a_connection_ends_there_is_no_news(reports: LoadReports) -> None:
     for _ in range(2):
         reports.open("a", reports.current(1, 0.0))
     reports.close("a")
     assert reports.news("a", reports.current(1, 0.0)) is None
-    reports.close("a")
-    assert (len(reports._told), len(reports._num_streams)) == (0, 0)
 
 
 def test_the_use_of_the_engine_is_that_of_the_last_second_and_small_changes_are_no_news(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.speculator.loop_choice import FIRST_GAP_S, LoopChoice
+from outrider.speculator.loop_choice import LoopChoice
 
 STEP_S = 0.001
 
@@ -78,54 +78,3 @@ def test_steps_in_vain_are_weighed_against_gaps(gap_s: float, length: int) -> No
         for chain_len in (8, 8, 8, 3):
             loops.draft(chain_len)
     assert loops.draft(8)[0] == length
-
-
-def test_what_the_target_takes_between_two_chains_is_no_gap() -> None:
-    choice = LoopChoice()
-    for number in range(10):
-        choice.choose([4, 8])
-        choice.observe(4, number, number + 4 * STEP_S, num_used=3, goes_on=False)
-    assert choice._gap_s.get(FIRST_GAP_S) == FIRST_GAP_S
-
-
-def test_loops_that_were_not_chosen_say_nothing_of_a_choice() -> None:
-    choice = LoopChoice()
-    for number in range(10):
-        choice.choose([4])
-        choice.observe(4, number, number + 4 * STEP_S, num_used=4, goes_on=False)
-    assert choice.choose([4, 8]) == 4
-
-
-def test_how_chains_begin_and_how_they_go_on_are_two_things() -> None:
-    choice = LoopChoice()
-    for now in range(20):
-        choice.choose([4, 8])
-        choice.observe(4, now, now + 4 * STEP_S, num_used=4, goes_on=True)
-        choice.choose([4, 8])
-        choice.observe(4, now + 5 * STEP_S, now + 9 * STEP_S, num_used=2, goes_on=False)
-    assert choice.choose([4, 8]) == 8
-    choice.observe(8, 20.0, 20.0 + 8 * STEP_S, num_used=8, goes_on=True)
-    assert choice.choose([4, 8]) == 4
-
-
-def test_a_loop_says_nothing_of_steps_beyond_its_own() -> None:
-    choice = LoopChoice()
-    for now in range(3):
-        choice.choose([4, 8, 12])
-        choice.observe(12, now, now + 12 * STEP_S, num_used=12, goes_on=False)
-    for now in range(3):
-        choice.choose([4, 8, 12])
-        choice.observe(4, now, now + 4 * STEP_S, num_used=3, goes_on=False)
-    assert choice.choose([4, 8, 12]) == 4
-    for now in range(30):
-        choice.choose([4, 8, 12])
-        choice.observe(4, now, now + 4 * STEP_S, num_used=4, goes_on=True)
-        choice.choose([8])
-        choice.observe(8, now + 5 * STEP_S, now + 13 * STEP_S, num_used=8, goes_on=False)
-    assert choice.choose([4, 8, 12]) == 12
-
-
-def begin(choice: LoopChoice, now: float, *, goes_on: bool, is_cut: bool = False) -> None:
-    """Makes a loop of four steps that begins a chain, and would go on or not."""
-    choice.choose([4, 8])
-    choice.observe(4, now, now + 4 * STEP_S, num_used=4, goes_on=goes_on, is_cut=is_cut)

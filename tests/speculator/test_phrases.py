@@ -63,20 +63,6 @@ def test_phrases_get_longer_as_they_are_accepted() -> None:
     assert len(phrases.behind(tree.root, 100)) > len(first) > 0
 
 
-def test_after_each_phrase_that_was_refused_one_more_forward_goes_without() -> None:
-    phrases, tree = phrases_of()
-    pauses = []
-    for _ in range(MAX_SKIPPED + 2):
-        assert phrases.behind(tree.root, 10), "else the calibration has given up before"
-        phrases.judge(0)
-        phrases._calibration = phrases._retriever._calibration = RetrievalCalibration()  # type: ignore[union-attr]
-        pause = 0
-        while not phrases.behind(tree.root, 10):
-            pause += 1
-        pauses.append(pause)
-    assert pauses == [*range(1, MAX_SKIPPED + 1), MAX_SKIPPED, MAX_SKIPPED]
-
-
 def test_a_tier_that_is_switched_off_gives_no_phrase() -> None:
     phrases, tree = phrases_of(replace(PLAN, sources=(Source.DYNAMIC,)))
     assert phrases.behind(tree.root, 10) == ()
@@ -108,11 +94,3 @@ def test_another_plan_looks_up_longer_contexts() -> None:
     assert phrases.behind(tree.root, 1) == (80,)
     phrases.use(replace(PLAN, max_match_len=6))
     assert phrases.behind(tree.root, 1) == (70,)
-
-
-def test_lookups_cost_time_that_is_told_once() -> None:
-    phrases, tree = phrases_of()
-    phrases.behind(tree.root, 10)
-    phrases._spent_s = 0.0015
-    assert phrases.take_spent_us() == 1500
-    assert phrases.take_spent_us() == 0

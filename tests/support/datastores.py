@@ -37,6 +37,7 @@ def settings_for(redis_url: str, **fields: Any) -> DatastoreSettings:
 class Served:
     """A server in this process."""
 
+    address: str
     channel: grpc.aio.Channel
     stub: pb_grpc.DatastoreServiceAsyncStub
     replica: Replica
@@ -56,8 +57,9 @@ async def serving(settings: DatastoreSettings, *interceptors: grpc.aio.ServerInt
     replica.start()
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Served(channel, pb_grpc.DatastoreServiceStub(channel), replica, servicer)
+        address = f"127.0.0.1:{port}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Served(address, channel, pb_grpc.DatastoreServiceStub(channel), replica, servicer)
     finally:
         await server.stop(None)
         await replica.close()

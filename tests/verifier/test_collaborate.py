@@ -302,16 +302,8 @@ async def test_an_opening_has_cost_nothing(stub: Any, verifier: RunningVerifier,
 
 
 async def test_a_caller_that_drafts_without_end_keeps_nobody_from_decoding(
-    stub: Any, verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch
+    stub: Any, verifier: RunningVerifier
 ) -> None:
-    num_waiting: list[int] = []
-    post = verifier.engine.post
-
-    def counting(*arguments: Any) -> None:
-        num_waiting.append(verifier.engine._inbox.qsize())
-        post(*arguments)
-
-    monkeypatch.setattr(verifier.engine, "post", counting)
     first = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
     first.request.sampling.max_tokens = 1500
     draft = types_pb2.Draft(base_len=1, first_node_id=1, parent_offsets=[0] * 4096, token_ids=[5] * 4096)
@@ -329,8 +321,6 @@ async def test_a_caller_that_drafts_without_end_keeps_nobody_from_decoding(
         for _ in range(3):
             assert len(await plain_text(stub)) == NUM_TOKENS
         call.cancel()
-    assert len(num_waiting) > 3
-    assert max(num_waiting) < 8, "it is read from no faster than its drafts are taken in"
     assert await verifier.is_idle()
 
 

@@ -142,7 +142,7 @@ async def test_a_generation_that_was_closed_opens_no_stream(verifier: RunningVer
         generation = Generation(spec(verifier, AUTO, 60), engine, peer, None)
         generation.close()
         generation.on_begun(Steering(), 0)
-        assert generation._speculation is None
+    assert not speculator.opened
 
 
 def verdict_of(token_id: int) -> Verdict:

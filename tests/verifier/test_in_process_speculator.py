@@ -5,52 +5,33 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from outrider.core.blocks import PoolState
-from outrider.core.methods import BEST_FIRST, OFF, PEARL
-from outrider.core.methods.best_first import BestFirstParams
-from outrider.core.params import Source
-from outrider.core.speculation import SpeculationParams, Steering
-from outrider.core.tree import Draft
 from outrider.models.cuda.backend import CudaBackend
 from outrider.models.cuda.graphs import Results
 from outrider.models.cuda.loop import LOOP_LENS
-from outrider.models.loading import CannotLoadModel, LoadedModel, build_hf_model, is_same_gpu
-from outrider.models.pool_size import Beside
-from outrider.models.residency import Residency
-from outrider.models.runner import cache_shape
-from outrider.peers.speculator import MAX_PAUSED_TOKENS
+from outrider.models.loading import CannotLoadModel, LoadedModel, is_same_gpu
 from outrider.server.run import CannotLoad
 from outrider.server.settings import parse_settings
-from outrider.speculator.drafter import Drafter
-from outrider.speculator.metrics import DraftCounts
-from outrider.telemetry.tracing import NO_SPAN, SPECULATE, Span
 from outrider.verifier import in_process_speculator
 from outrider.verifier import service as service_module
-from outrider.verifier.engine import Engine
 from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model, read_draft_weights
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
-from outrider.wire.speculation import METHODS_TO_PROTO
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from tests.support.cuda_twins import TWINS, fake_graph
 from tests.support.failing_runner import FailingRunner, with_failing_runner
 from tests.support.metric_values import values_of
-from tests.support.scripted_speculator import SPEC, Listener
 from tests.support.services import RunningVerifier, draft_model, running_verifier, target_model
 from tests.support.tiny_models import build
 from tests.support.variants import VARIANTS, options_of
 from tests.support.waiting import until
 
 PROMPT = "class TestQueue(unittest.TestCase):\n    def test_"
-PAUSE = Steering(SpeculationParams(OFF, 8, 32))
-GO_ON = Steering(SpeculationParams(PEARL, 8, 32))
 
 
 async def generate(verifier: RunningVerifier, method: str = "speculative", **options: Any) -> Result:
@@ -97,30 +78,6 @@ async def test_the_text_is_the_same_under_every_method(verifier: RunningVerifier
         for variant, chosen in options.items()
     }
     assert {variant for variant, text in texts.items() if text != texts["off"]} == set()
-
-
-@pytest.mark.parametrize("shares_gpu", [False, True])
-async def test_on_the_target_s_gpu_auto_begins_with_drafts_that_the_target_waits_for(
-    verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch, *, shares_gpu: bool
-) -> None:
-    plain = await generate(verifier, "off")
-    serving = verifier.servicer._serving
-    assert serving is not None
-    limits = replace(serving.limits, shares_gpu=shares_gpu)
-    monkeypatch.setattr(verifier.servicer, "_serving", replace(serving, limits=limits))
-    opened: list[SpeculationParams] = []
-    open_session = Drafter.open
-
-    def noted(drafter: Drafter, *asked: Any, **options: Any) -> None:
-        opened.append(asked[4])
-        open_session(drafter, *asked, **options)
-
-    monkeypatch.setattr(Drafter, "open", noted)
-    result = await generate(verifier, "auto")
-    assert result.token_ids == plain.token_ids
-    assert [(params.method, params.of(BestFirstParams).serial) for params in opened] == [(BEST_FIRST, shares_gpu)]
-    assert result.summary.decisions[0].method == METHODS_TO_PROTO[BEST_FIRST]
-    assert result.summary.num_accepted_tokens > 0
 
 
 async def test_its_drafts_are_verified_and_nothing_is_sent_for_them(verifier: RunningVerifier) -> None:
@@ -278,238 +235,6 @@ def test_the_draft_model_is_where_the_target_is_and_in_float32_on_a_cpu_unless_f
         ("cuda:1", "cpu"): ("cpu", "float32"),
         ("cpu", "cuda:0"): ("cuda:0", "auto"),
     }
-
-
-class Noted(Span):
-    """A span that keeps what it is told, and its parts."""
-
-    is_recorded = True
-
-    def __init__(self, name: str = "") -> None:
-        self.name, self.parts = name, list[Noted]()
-        self.attributes: dict[str, Any] = {}
-        self.ended: list[tuple[str, bool]] = []
-
-    def child(self, name: str, kind: Any = "internal", attributes: Any = None) -> Noted:
-        self.parts.append(Noted(name))
-        return self.parts[-1]
-
-    def set_attributes(self, attributes: Any) -> None:
-        self.attributes |= attributes
-
-    def end(self, status: str = "", *, is_error: bool = False) -> None:
-        self.ended.append((status, is_error))
-
-
-async def test_each_time_that_a_session_is_open_at_the_engine_is_a_part_of_its_trace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
-    span, drafter, text, listener = Noted(), Recorded(), [1, 2], Listener()
-    monkeypatch.setattr(in_process_speculator, "current_span", lambda: span)
-    target = Target(text)
-    session = speculator(target, drafter).speculate(SPEC, text, listener)
-    monkeypatch.setattr(in_process_speculator, "current_span", lambda: NO_SPAN)  # of whoever opens it later
-    drafter.listeners[0].send(draft(2, 1, 7, 8))
-    drafter.listeners[0].send(draft(2, 3, 9))
-    assert listener.num_drafts == 2
-    target.commit(7)
-    session.on_failure(drafter.listeners[0])
-    await until(lambda: len(drafter.opened) == 2)
-    session.close()
-    session.close()
-    assert [part.name for part in span.parts] == [SPECULATE] * 2
-    assert [part.ended for part in span.parts] == [[("UNAVAILABLE", True)], [("", False)]]
-    assert span.parts[0].attributes == {
-        "gen_ai.request.model": "demo/draft",
-        "outrider.session_id": f"{SPEC.session_id}/1",
-        "outrider.method": SPEC.speculation.method.name,
-        "outrider.num_committed_tokens": 3,
-        "outrider.num_drafts": 2,
-        "outrider.num_drafted_tokens": 3,
-    }
-    assert span.parts[1].attributes["outrider.num_drafts"] == 0
-
-
-async def test_the_share_of_the_time_that_its_engine_works_is_told_and_exported() -> None:
-    now = [100.0]
-    drafter = Recorded()
-    in_process = InProcessSpeculator(lambda: cast(Drafter, drafter), cast(Engine, Target([1, 2])), lambda: now[0])
-    session = in_process.speculate(SPEC, [1, 2], Listener())
-    drafter.counts.busy_s, now[0] = 1.4, 102.0
-    [info] = in_process.infos()
-    assert (info.num_sessions, info.max_num_sessions, info.busy_percent) == (1, 4, 70)
-    values = values_of(in_process.metrics())
-    assert values["outrider_speculator_busy_ratio"] == {"in-process": 0.7}
-    assert values["outrider_speculator_sessions"] == {"in-process": 1}
-    session.close()
-    now[0] = 104.0
-    assert values_of(in_process.metrics())["outrider_speculator_busy_ratio"] == {"in-process": 0}
-
-
-# What the engine is told.
-
-
-@dataclass
-class Recorded:
-    """Stands for a drafter, and notes what it is told."""
-
-    opened: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    told: list[tuple[Any, ...]] = field(default_factory=list)
-    listeners: list[Any] = field(default_factory=list)
-    has_ended: bool = False
-    forward_us: int = 100
-    model: Any = field(default_factory=draft_model)
-    max_num_sessions: int = 4
-    num_sessions: int = 1
-    counts: DraftCounts = field(default_factory=DraftCounts)
-
-    def fault(self) -> str:
-        return ""
-
-    def pool_state(self) -> PoolState:
-        return Residency[Any](self.model.runner.pool, self.max_num_sessions).state()
-
-    def open(self, session_id: str, committed: list[int], *others: Any, **options: Any) -> None:
-        self.opened.append((session_id, tuple(committed)))
-        self.listeners.append(others[3])
-
-    def commit(self, session_id: str, token_ids: list[int], acknowledged_node_id: int) -> None:
-        self.told.append((session_id, tuple(token_ids), acknowledged_node_id))
-
-    def steer(self, session_id: str, steering: Steering) -> None:
-        self.told.append((session_id, steering))
-
-    def close(self, session_id: str) -> None:
-        self.told.append((session_id, "closed"))
-
-
-class Target:
-    """Stands for the target's engine, with one session: its text, which grows when the test says so."""
-
-    def __init__(self, text: list[int]) -> None:
-        self.session = SimpleNamespace(generation=SimpleNamespace(committed=text), take_commits=None)
-
-    def post(self, session_id: str, action: Callable[[Any], object]) -> None:
-        assert session_id == SPEC.session_id
-        action(self.session)
-
-    def commit(self, *token_ids: int) -> None:
-        self.session.generation.committed.extend(token_ids)
-        self.session.take_commits(self.session.generation.committed)
-
-
-def speculator(target: Target, *drafters: Recorded) -> InProcessSpeculator:
-    made = iter(drafters)
-    return InProcessSpeculator(lambda: cast(Drafter, next(made)), cast(Engine, target))
-
-
-def draft(base_len: int, first_node_id: int, *token_ids: int) -> Draft:
-    return Draft(base_len, first_node_id, [1] * len(token_ids), list(token_ids), [], Source.DRAFT)
-
-
-async def test_a_commit_has_the_tokens_since_the_last_one_and_the_latest_node_that_had_arrived() -> None:
-    drafter, text, listener = Recorded(), [1, 2], Listener()
-    target = Target(text)
-    speculator(target, drafter).speculate(SPEC, text, listener)
-    name = f"{SPEC.session_id}/1"
-    assert drafter.opened == [(name, (1, 2))]
-    target.commit(3)
-    drafter.listeners[0].send(draft(3, 1, 7, 8))
-    assert listener.num_drafts == 1
-    target.commit(7, 8)
-    target.commit()
-    assert drafter.told == [(name, (3,), 0), (name, (7, 8), 2)]
-
-
-async def test_what_was_committed_while_it_was_opened_is_told_at_once() -> None:
-    drafter = Recorded()
-    speculator(Target([1, 2, 3, 4]), drafter).speculate(SPEC, [1, 2], Listener())
-    name = f"{SPEC.session_id}/1"
-    assert drafter.opened == [(name, (1, 2))]
-    assert drafter.told == [(name, (3, 4), 0)]
-
-
-async def test_commits_of_a_pause_are_joined_and_told_when_it_goes_on() -> None:
-    drafter, text = Recorded(), [1, 2]
-    target = Target(text)
-    session = speculator(target, drafter).speculate(SPEC, text, Listener())
-    name = f"{SPEC.session_id}/1"
-    session.send_steering(PAUSE)
-    for token_id in range(3, 3 + MAX_PAUSED_TOKENS + 1):
-        target.commit(token_id)
-    session.send_steering(GO_ON)
-    first, rest = tuple(text[2 : 2 + MAX_PAUSED_TOKENS]), tuple(text[2 + MAX_PAUSED_TOKENS :])
-    assert drafter.told == [(name, PAUSE), (name, first, 0), (name, GO_ON), (name, rest, 0)]
-
-
-async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones_drafts_are_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
-    drafter, text, listener = Recorded(), [1, 2], Listener()
-    target = Target(text)
-    session = speculator(target, drafter).speculate(SPEC, text, listener)
-    session.send_steering(GO_ON)
-    drafter.listeners[0].fail()
-    drafter.listeners[0].send(draft(2, 1, 7))
-    target.commit(3)
-    await until(lambda: len(drafter.opened) == 2)
-    again = f"{SPEC.session_id}/2"
-    assert drafter.opened[1] == (again, (1, 2, 3))
-    assert drafter.told[-1] == (again, GO_ON)
-    assert listener.num_drafts == 0
-    session.close()
-    assert drafter.told[-1] == (again, "closed")
-
-
-async def test_a_session_leaves_an_engine_that_has_ended_with_its_next_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
-    drafters, text, listener = [Recorded(), Recorded()], [1, 2], Listener()
-    target = Target(text)
-    in_process = speculator(target, *drafters)
-    in_process.speculate(SPEC, text, listener)
-    drafters[0].has_ended = True
-    target.commit(3)
-    await until(lambda: listener.num_attached == 2)
-    assert listener.num_detached == 1
-    assert drafters[1].opened == [(f"{SPEC.session_id}/2", (1, 2, 3))]
-    assert in_process.num_restarts == 1
-
-
-async def test_a_session_that_is_closed_while_it_waits_is_not_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
-    drafter, listener = Recorded(), Listener()
-    session = speculator(Target([1, 2]), drafter).speculate(SPEC, [1, 2], listener)
-    session.on_failure(drafter.listeners[0])
-    assert listener.num_detached == 1
-    session.close()
-    later = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.0, later.set)  # after the timer of the session
-    await later.wait()
-    assert len(drafter.opened) == 1
-
-
-@pytest.mark.parametrize(("device", "draft_device"), [("cuda:0", None), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
-async def test_on_a_shared_gpu_the_targets_pool_leaves_room_for_the_drafts(
-    device: str, draft_device: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = build_hf_model("demo/draft")
-    found: list[Any] = []
-
-    def load_target(_settings: Any, beside: Any, **_: Any) -> Any:
-        found.append(beside)
-        raise CannotLoadModel("stop here")
-
-    monkeypatch.setattr(service_module, "read_draft_weights", lambda flags: found.append(flags.device) or weights)
-    monkeypatch.setattr(service_module, "load_for", load_target)
-    chosen = {} if draft_device is None else {"draft_device": draft_device}
-    settings = VerifierSettings.model_validate(
-        {"drafter": "in-process", "device": device, "draft_kv_cache_tokens": 640, **chosen}
-    )
-    with pytest.raises(CannotLoad, match="stop here"):
-        await VerifierService(settings).load()
-    assert found == [draft_device or device, Beside(cache_shape(weights.model).bytes_per_slot, 640)]
 
 
 def test_models_on_devices_of_their_own_divide_nothing() -> None:

@@ -120,20 +120,3 @@ async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
         assert await going == [expected]
         # One that has left may still be there when the next one comes.
         assert max(num_ahead) >= 2
-
-
-async def test_log_probabilities_of_draws_come_with_them_and_not_after_the_next_forward(
-    monkeypatch: pytest.MonkeyPatch, num_ahead: list[int]
-) -> None:
-    options: dict[str, Any] = {"method": "off", "temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
-    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
-        whole = await client.complete(PROMPTS[0], logprobs=1, **options)
-        stop = whole.token_ids[20]
-        num_left = whole.token_ids.index(stop)
-        monkeypatch.setattr(verifier.engine, "overlaps", True)
-        monkeypatch.setattr("outrider.verifier.engine.round_logprobs", None)  # would be called after the verdict
-        done = await client.complete(PROMPTS[0], logprobs=1, stop_token_ids=[stop], **options)
-    assert done.token_ids == whole.token_ids[:num_left]
-    # The stop is none of the output, and its row is wasted, as is the one after it.
-    assert done.logprobs == whole.logprobs[:num_left]
-    assert max(num_ahead) == 1

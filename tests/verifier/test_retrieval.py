@@ -90,7 +90,7 @@ def ring(token_ids: Sequence[int], match_len: int = 6) -> Continuation:
     return Continuation(match_len, Source.RING, offsets, tuple(token_ids), (1,) * len(token_ids))
 
 
-def test_stimingslike_asks_again_when_a_commit_leaves_nothing_and_not_before() -> None:
+def test_spacelike_asks_again_when_a_commit_leaves_nothing_and_not_before() -> None:
     generation = Generation()
     assert generation.answer(*range(10, 30)) is None, "more than two chains: enough for now"
     assert generation.say(10, 11, 12, 13, 14) is None, "fifteen tokens are left"

@@ -575,37 +575,6 @@ def test_no_allocation_has_a_higher_hit_probability_but_for_rounding(
     assert hit_probability(counts, rate, exponent) >= hit_probability(uniform, rate, exponent) - 0.01
 
 
-def ranked_session(rank: int | None, exponent: float = 0.0, *, num_rounds: int = 60) -> ToySpeculator:
-    """After rounds in which the target has always refused the chain's first token and said the outcome of that rank;
-    None = it said another token."""
-    params = SpeculationParams(SAGUARO, GAMMA, 16, own=(SaguaroParams(budget=12, exponent=exponent),))
-    session = ToySpeculator(SaguaroGrowth(params), toy_model())
-    for _ in range(num_rounds):
-        session.grow()
-        candidates = session.candidates(session.tree.root, 8)
-        said = a_missing_token(session.tree) if rank is None else candidates[1 + rank].token_id
-        session.commit([said])
-    return session
-
-
-def test_the_exponent_is_learnt_where_the_target_leaves_the_chain() -> None:
-    near, far = (ranked_session(rank).policy for rank in (0, None))
-    assert isinstance(near, SaguaroGrowth)
-    assert isinstance(far, SaguaroGrowth)
-    assert near._exponent.value > 1.2 > 0.5 > far._exponent.value
-
-
-def test_the_learnt_exponent_shapes_the_fan_out_and_a_given_one_does_not_move() -> None:
-    learnt, given_one = ranked_session(0), ranked_session(0, exponent=0.2)
-    for session, exponent in ((learnt, None), (given_one, 0.2)):
-        growth = session.policy
-        assert isinstance(growth, SaguaroGrowth)
-        rate = growth._acceptance_rate.value
-        used = growth._exponent.value if exponent is None else exponent
-        assert growth._next_fan_outs(GAMMA) == fan_outs(SaguaroParams(budget=12), GAMMA, rate, used)
-    assert learnt.policy._next_fan_outs(GAMMA) != given_one.policy._next_fan_outs(GAMMA)  # type: ignore[attr-defined]
-
-
 def test_as_many_tokens_are_biased_at_each_position_as_are_outcomes_there() -> None:
     rule = AcceptanceRule.RATIO
     saguaro = SaguaroParams(budget=12, bias=0.5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.core.methods import SEQUOIA
 from outrider.core.methods.sequoia import FIRST_RATES, Place, RankRates, SequoiaGrowth, SequoiaParams, tree_shape
 from outrider.core.speculation import SpeculationParams
-from tests.core.methods.toy_speculator import ToySpeculator, layers, one_after_another, path_of, paths, toy_model
+from tests.core.methods.toy_speculator import ToySpeculator, layers, one_after_another, path_of, toy_model
 
 DEPTH = 4
 
@@ -108,19 +108,6 @@ def test_the_shape_follows_the_verdicts() -> None:
     third.grow()
     assert len(first.tree.root.children) < len(third.tree.root.children)
     assert len(layers(third.tree)) < len(layers(first.tree)) == DEPTH
-
-
-def test_a_path_of_several_tokens_teaches_one_rank_for_each_node() -> None:
-    speculator = ToySpeculator(policy(), one_after_another(0.6))
-    learnt = speculator.policy._rates  # type: ignore[attr-defined]
-    learnt.add = lambda rank: ranks.append(rank)
-    ranks: list[int | None] = []
-    speculator.grow()
-    assert (2, 3) in paths(speculator.tree)
-    speculator.commit([2, 3, 39])
-    # Behind (2, 3) there may have been no forward: what the target says there teaches nothing.
-    assert ranks[:2] == [0, 1]
-    assert ranks[2:] in ([], [None])
 
 
 @settings(deadline=None, max_examples=30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
@@ -12,7 +11,7 @@ from grpc_health.v1 import health_pb2
 
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import BlockingClient, Client
-from outrider_client.errors import Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
+from outrider_client.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
 from tests.client.both_clients import complete
 from tests.support.fake_verifier import (
     SEED,
@@ -28,13 +27,6 @@ from tests.support.fake_verifier import (
 
 Code = grpc.StatusCode
 NOBODY = "127.0.0.1:9"
-
-
-def until_gone(context: grpc.ServicerContext) -> None:
-    """Returns when the caller of this very call has gone."""
-    gone = threading.Event()
-    context.add_callback(gone.set)
-    gone.wait(30)
 
 
 def breaks_once(verifier: FakeVerifier, code: Code = Code.UNAVAILABLE) -> Script:
@@ -87,19 +79,6 @@ async def test_ends_of_a_resumed_text_are_counted_in_the_whole_text(verifier: Fa
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "blocking"])
-async def test_what_was_not_admitted_yet_is_asked_anew(verifier: FakeVerifier, kind: str) -> None:
-    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
-        if len(verifier.requests) == 1:
-            context.abort(Code.CANCELLED, "gone")
-        yield from a_good_generation(request, context)
-
-    verifier.script = script
-    result = await complete(verifier.address, kind)
-    assert verifier.requests[0] == verifier.requests[1]
-    assert result.num_resumes == 0
-
-
-@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
 async def test_a_silent_server_is_given_up_after_the_stall_timeout(verifier: FakeVerifier, kind: str) -> None:
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         if len(verifier.requests) == 1:
@@ -145,35 +124,6 @@ async def test_what_would_fail_again_or_shall_not_be_resumed_is_not(
     assert len(verifier.requests) == 1
 
 
-async def test_a_request_that_breaks_every_server_is_given_up(verifier: FakeVerifier) -> None:
-    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
-        yield started()
-        if len(verifier.requests) == 1:
-            yield chunk(5, text="a")
-        context.abort(Code.UNAVAILABLE, "the verifier lost this session")
-
-    verifier.script = script
-    async with Client(verifier.address) as client:
-        with pytest.raises(Unavailable, match="lost this session"):
-            await client.complete("hello")
-    assert len(verifier.requests) == 5  # one with a token, and then as many as may be in vain
-
-
-@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
-async def test_resuming_ends_with_its_timeout(verifier: FakeVerifier, kind: str) -> None:
-    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
-        if len(verifier.requests) > 1:
-            context.abort(Code.UNAVAILABLE, "draining")
-        yield started()
-        yield chunk(5, text="a")
-        context.abort(Code.UNAVAILABLE, "draining")
-
-    verifier.script = script
-    with pytest.raises(Unavailable, match="draining"):
-        await complete(verifier.address, kind, resume_timeout_s=0.3)
-    assert len(verifier.requests) > 2
-
-
 @pytest.mark.parametrize("kind", ["asyncio", "blocking"])
 async def test_the_deadline_holds_for_all_calls_together(verifier: FakeVerifier, kind: str) -> None:
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
@@ -186,31 +136,6 @@ async def test_the_deadline_holds_for_all_calls_together(verifier: FakeVerifier,
     verifier.script = script
     with pytest.raises((DeadlineExceeded, Unavailable)):
         await complete(verifier.address, kind, timeout_s=0.6)
-
-
-@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
-async def test_a_full_server_is_asked_again_once_the_generation_is_on_its_way(
-    verifier: FakeVerifier, kind: str
-) -> None:
-    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
-        if len(verifier.requests) == 2:
-            context.abort(Code.RESOURCE_EXHAUSTED, "full")
-        yield started()
-        yield chunk(5, text="a")
-        if len(verifier.requests) == 1:
-            context.abort(Code.UNAVAILABLE, "draining")
-        yield finished()
-
-    verifier.script = script
-    assert (await complete(verifier.address, kind)).token_ids == (5, 5)
-
-
-async def test_a_full_server_is_an_error_at_first(verifier: FakeVerifier) -> None:
-    verifier.script = lambda request, context: context.abort(Code.RESOURCE_EXHAUSTED, "full")
-    async with Client(verifier.address) as client:
-        with pytest.raises(ResourceExhausted):
-            await client.complete("hello")
-    assert len(verifier.requests) == 1
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "blocking"])
@@ -249,40 +174,6 @@ async def test_one_replica_that_serves_is_health_enough(verifier: FakeVerifier, 
         assert not await is_healthy(loading.address)
         verifier.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         assert not await is_healthy(loading.address, NOBODY, verifier.address)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
-async def test_a_replica_that_is_slow_is_not_given_up_because_the_other_is_dead(
-    verifier: FakeVerifier, kind: str
-) -> None:
-    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
-        if len(verifier.requests) <= 2:
-            until_gone(context)
-        else:
-            yield from a_good_generation(request, context)
-
-    verifier.script = script
-    result = await complete(f"{NOBODY},{verifier.address}", kind, stall_timeout_s=1.5)
-    assert result.text == "a b c d"
-
-
-@pytest.mark.slow
-async def test_a_server_that_is_slow_after_each_resumption_is_no_reason_to_suspect_the_request(
-    verifier: FakeVerifier,
-) -> None:
-    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
-        yield started()
-        if 1 < len(verifier.requests) < 8:
-            until_gone(context)
-            return
-        yield chunk(5, text="a")
-        if len(verifier.requests) == 1:
-            context.abort(Code.UNAVAILABLE, "draining")
-        yield finished()
-
-    verifier.script = script
-    assert (await complete(verifier.address, "asyncio", stall_timeout_s=0.1)).token_ids == (5, 5)
 
 
 async def test_nobody_there_is_said_within_a_few_seconds() -> None:

@@ -11,7 +11,6 @@ import pytest
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider.wire.errors import NotServing, to_status
 from outrider_client import BlockingClient, Client
-from outrider_client.errors import Unavailable
 from tests.client.both_clients import complete
 from tests.support.fake_verifier import FakeVerifier, Script, a_good_generation
 
@@ -39,33 +38,6 @@ def refuses_for(verifier: FakeVerifier, refusal_s: float, code: Code, *, promise
 async def test_who_is_told_that_a_server_drains_or_loads_waits_for_one(verifier: FakeVerifier, kind: str) -> None:
     verifier.script = refuses_for(verifier, LONGER_S, Code.UNAVAILABLE, promises=True)
     assert (await complete(verifier.address, kind)).text == "a b c d"
-
-
-@pytest.mark.slow
-async def test_who_was_answered_before_waits_for_a_server(verifier: FakeVerifier) -> None:
-    async with Client(verifier.address) as client:
-        await client.complete("hello")
-        verifier.script = refuses_for(verifier, LONGER_S, Code.UNAVAILABLE, promises=False)
-        assert (await client.complete("hello")).text == "a b c d"
-
-
-async def test_waiting_ends_with_the_timeout_of_resuming(verifier: FakeVerifier) -> None:
-    verifier.script = refuses_for(verifier, 60, Code.UNAVAILABLE, promises=True)
-    began = time.monotonic()
-    with pytest.raises(Unavailable, match="draining") as refused:
-        await complete(verifier.address, "asyncio", resume_timeout_s=0.3)
-    assert 0.3 <= time.monotonic() - began < LONGER_S
-    assert refused.value.retry_after_s == 1.0
-
-
-@pytest.mark.parametrize("options", [{}, {"resume": False}])
-async def test_who_was_never_answered_or_shall_not_wait_is_told_soon(
-    verifier: FakeVerifier, options: dict[str, object]
-) -> None:
-    verifier.script = refuses_for(verifier, 60, Code.UNAVAILABLE, promises=bool(options))
-    with pytest.raises(Unavailable):
-        await complete(verifier.address, "asyncio", **options)
-    assert len(verifier.requests) == 4
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "blocking"])

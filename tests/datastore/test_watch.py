@@ -58,7 +58,7 @@ class Watcher:
     """Reads a Watch stream."""
 
     def __init__(self, stub, scope: pb.Scope) -> None:
-        self._call = stub.Watch(pb.WatchRequest(scope=scope))
+        self.call = stub.Watch(pb.WatchRequest(scope=scope))
 
     async def prior(self) -> list[list[int]]:
         """The next prior, whole."""
@@ -77,13 +77,13 @@ class Watcher:
 
     async def _next(self) -> pb.WatchResponse:
         async with asyncio.timeout(10):
-            response = await self._call.read()
-        assert response is not grpc.aio.EOF, await self._call.details()
+            response = await self.call.read()
+        assert response is not grpc.aio.EOF, await self.call.details()
         return response
 
     async def end(self) -> tuple[grpc.StatusCode, str]:
         """Returns the status that the stream ends with."""
-        return await self._call.code(), await self._call.details()
+        return await self.call.code(), await self.call.details()
 
 
 def prior_of(tokenizer_hash: str, *documents: list[int], tenant: str = "") -> pb.LoadPriorRequest:
@@ -193,7 +193,7 @@ async def test_there_are_no_more_watchers_than_may_be(serve, redis_url, watched)
     await watcher.prior()
     code, message = await refusal(stub.Watch(pb.WatchRequest(scope=watched)))
     assert (code, message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "all 1 watchers that may be are there")
-    watcher._call.cancel()
+    watcher.call.cancel()
 
     async def may_watch() -> bool:
         another = stub.Watch(pb.WatchRequest(scope=watched))

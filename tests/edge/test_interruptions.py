@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -134,21 +133,6 @@ async def test_a_verifier_with_another_model_does_not_go_on(proxy: DelayProxy, m
             async for _ in generation:
                 pass
         assert await second.is_idle()
-
-
-async def test_a_full_verifier_is_asked_again_by_a_generation_that_has_begun(
-    cloud: Client, verifier: RunningVerifier, proxy: DelayProxy
-) -> None:
-    plain = await generate(cloud, "off")
-    async with AsyncExitStack() as exits:
-        second = await exits.enter_async_context(running_verifier(max_num_sessions=1))
-        edge = await exits.enter_async_context(running_edge(proxy.address, second.address, model=draft_model()))
-        client = await exits.enter_async_context(Client(edge.address))
-        there = await exits.enter_async_context(Client(second.address))
-        other = there.generate(TEXT, max_tokens=100, ignore_eos=True)
-        await anext(other)
-        hurt = await generate(client, "pearl", proxy.close)
-        assert hurt.token_ids == plain.token_ids
 
 
 async def test_what_is_lost_after_the_last_token_is_asked_for_again() -> None:

@@ -38,7 +38,7 @@ PARAMS = SamplingParams(
     stop_token_ids=(20, 21),
     bad_words_token_ids=((8, 9, 12), (13,), (5, 14)),
 )
-NUM_DRAWS = 20_000
+NUM_DRAWS, NUM_ROWS = 20_000, 500
 
 
 def logits_of(num_rows: int) -> Tensor:
@@ -105,9 +105,11 @@ def test_draws_have_the_distribution_of_transformers_processors() -> None:
     warped = LogitsProcessorList([TemperatureLogitsWarper(PARAMS.temperature), TopPLogitsWarper(PARAMS.top_p)])
     expected = warped(torch.tensor([[0]]), processed_by_transformers(logits, PARAMS)).softmax(-1)[0].double().numpy()
     counts = np.zeros(VOCAB_SIZE)
-    for index in range(NUM_DRAWS):
-        ((token_id,),) = emitted(sampler, logits, [Round(PARAMS, [index], None, [adjustment])])
-        counts[token_id] += 1
+    rows = logits.repeat(NUM_ROWS, 1)
+    for first in range(0, NUM_DRAWS, NUM_ROWS):
+        rounds = [Round(PARAMS, [first + row], None, [adjustment]) for row in range(NUM_ROWS)]
+        for (token_id,) in emitted(sampler, rows, rounds):
+            counts[token_id] += 1
     drawn = expected > 0
     assert counts[~drawn].sum() == 0
     assert stats.chisquare(counts[drawn], NUM_DRAWS * expected[drawn] / expected.sum()).pvalue > 1e-3

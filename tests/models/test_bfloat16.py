@@ -28,7 +28,7 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(32, 2), (96, 66), (256, 768)])
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 9, 11, 13, 15, 31])
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 13, 31])
 def test_a_product_is_that_of_exact_arithmetic_rounded(num_rows: int, num_outputs: int, num_inputs: int) -> None:
     torch.manual_seed(num_rows)
     weight, bias = torch.randn(num_outputs, num_inputs).bfloat16(), torch.randn(num_outputs).bfloat16()

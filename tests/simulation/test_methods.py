@@ -99,6 +99,7 @@ def test_drafting_ahead_is_faster_than_any_draft_then_verify_where_the_draft_mod
     assert simulated(0.7, SPECULATIVE, "slow draft").throughput > best  # 1.12
 
 
+@pytest.mark.suite
 def test_a_sub_tree_brings_more_tokens_a_forward_than_a_chain_where_the_draft_model_is_unsure() -> None:
     tree, chain = simulated(1.0, of(METHODS["best-first"], rows=Rows.TREE, max_rows=16)), simulated(1.0, BEST_CHAIN)
     assert tree.tokens_per_forward > 1.1 * chain.tokens_per_forward

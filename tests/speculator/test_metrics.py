@@ -25,7 +25,9 @@ async def test_nodes_are_committed_or_wasted_and_messages_and_time_are_counted()
         running_verifier(speculator=speculator.address) as verifier,
         Client(verifier.address) as client,
     ):
-        accepted = (await client.complete(PROMPT, seed=2, method="speculative")).summary.num_accepted_tokens
+        accepted = (
+            await client.complete(PROMPT, seed=2, max_tokens=48, method="speculative")
+        ).summary.num_accepted_tokens
         assert (await client.info()).speculator.connected
         for method in ("speculative", "pearl", "best-first"):
             result = await client.complete(PROMPT, seed=3, max_tokens=48, ignore_eos=True, method=method)

@@ -47,7 +47,7 @@ class Fleet:
     stack_a: AsyncExitStack
     stack_b: AsyncExitStack
     addresses: tuple[str, str]
-    num_begun: int = 0
+    sessions: list[Session] = field(default_factory=list)
 
     async def stop(self, name: str) -> None:
         await getattr(self, f"stack_{name}").aclose()
@@ -59,10 +59,14 @@ class Fleet:
         setattr(self, f"stack_{name}", stack)
 
     def begin(self, num_tokens: int = 2) -> Session:
-        self.num_begun += 1
         listener, text = Listener(), list(range(1, num_tokens + 1))
-        spec = replace(SPEC, session_id=f"session {self.num_begun}")
-        return Session(self.fleet.speculate(spec, text, listener), text, listener)
+        spec = replace(SPEC, session_id=f"session {len(self.sessions)}")
+        self.sessions.append(Session(self.fleet.speculate(spec, text, listener), text, listener))
+        return self.sessions[-1]
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.stream.close()
 
     async def begun(self, number: int) -> list[Session]:
         """So many sessions, begun at once, which all draft."""
@@ -81,7 +85,7 @@ class Fleet:
             num_moves = self.fleet.num_moves
             await self.fleet.refresh()
             self.fleet.balance()
-            if not any(session.tend() for session in self.fleet._sessions):
+            if not any(session.stream.tend() for session in self.sessions):
                 return self.fleet.num_moves - before
             await until(lambda num_moves=num_moves: self.fleet.num_moves > num_moves)
 
@@ -101,8 +105,7 @@ async def two_speculators() -> AsyncIterator[Fleet]:
     try:
         yield made
     finally:
-        for session in list(made.fleet._sessions):
-            session.close()
+        made.close()
         await made.fleet.close()
         await made.stop("a")
         await made.stop("b")
@@ -418,6 +421,5 @@ async def test_each_address_of_a_name_is_a_speculator_and_they_come_and_go(
     resolver.found = []  # a resolver that is away takes nothing away
     await two.fleet.look_up()
     assert [peer.state.address for peer in two.fleet.peers] == [two.addresses[1]]
-    for session in list(two.fleet._sessions):
-        session.close()
+    two.close()
     await two.fleet.close()

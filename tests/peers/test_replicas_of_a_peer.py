@@ -31,7 +31,7 @@ class Name:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
-        self.server = NameServer(lambda name: self.addresses, cache_s=0.0)
+        self.server = NameServer(lambda name: self.addresses)
 
     def target(self, bound: str) -> str:
         """A gRPC target: the name, with the port of an address."""

@@ -1,4 +1,4 @@
-"""The cluster's name server: a headless service's name means the addresses of its pods that are ready."""
+"""A name server whose answers a test sets, as that of a cluster has them for the name of a headless service."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ TTL_S = 1
 class NameServer(asyncio.DatagramProtocol):
     """Answers on a loopback port, over UDP."""
 
-    def __init__(self, addresses_of: Callable[[str], Sequence[str] | None], cache_s: float) -> None:
-        """`addresses_of`: the addresses of a service now; None = there is no such service. `cache_s`: for so long an
-        answer is given again, as the cluster's own server does."""
+    def __init__(self, addresses_of: Callable[[str], Sequence[str]]) -> None:
+        """`addresses_of`: the addresses that a name means now."""
         self.port = 0
-        self._addresses_of, self._cache_s = addresses_of, cache_s
-        self._cached: dict[str, tuple[float, Sequence[str]]] = {}
+        self._addresses_of = addresses_of
         self._transport: asyncio.DatagramTransport | None = None
 
     async def start(self) -> None:
@@ -37,7 +35,7 @@ class NameServer(asyncio.DatagramProtocol):
         question = DNSRecord.parse(data)
         reply = question.reply()
         name = str(question.q.qname).rstrip(".")
-        addresses = self._look_up(name)
+        addresses = self._addresses_of(name)
         if not addresses:
             reply.header.rcode = RCODE.NXDOMAIN
         elif question.q.qtype == QTYPE.A:
@@ -45,11 +43,3 @@ class NameServer(asyncio.DatagramProtocol):
                 reply.add_answer(RR(question.q.qname, QTYPE.A, rdata=A(address), ttl=TTL_S))
         assert self._transport is not None
         self._transport.sendto(reply.pack(), sender)
-
-    def _look_up(self, name: str) -> Sequence[str]:
-        now = asyncio.get_running_loop().time()
-        until, addresses = self._cached.get(name, (0.0, ()))
-        if until <= now:
-            addresses = self._addresses_of(name) or ()
-            self._cached[name] = now + self._cache_s, addresses
-        return addresses

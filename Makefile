@@ -58,7 +58,7 @@ check: $(VENV)/.dev  ## Style, types and laws, in a minute: before every push
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint laws
 
 laws: $(VENV)/.dev  ## The first ring of the tests: what holds of the core, and of the repository
-	$(BIN)/pytest -q -m "not slow and not suite" tests/core $(wildcard tests/test_*.py) $(ARGS)
+	$(BIN)/pytest -q $(PARALLEL) -m "not slow and not suite" tests/core $(wildcard tests/test_*.py) $(ARGS)
 
 lint: $(VENV)/.dev  ## Style and types
 	$(BIN)/ruff check

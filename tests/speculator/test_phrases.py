@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from outrider.core.calibration import RetrievalCalibration
+from outrider.core.calibration import RetrievalCalibration, RetrievalKey
 from outrider.core.params import SamplingParams, Source
 from outrider.core.retrieval.ngrams import NgramTier
 from outrider.core.retrieval.plan import RetrievalPlan
@@ -24,12 +24,22 @@ class Copies:
     shared: NgramTier | None = None
 
 
+class Untaught(RetrievalCalibration):
+    """Takes no guess for worse because it was wrong."""
+
+    def add(self, key: RetrievalKey, agreed: bool) -> None:
+        pass
+
+
 def phrases_of(
-    plan: RetrievalPlan | None = PLAN, committed: tuple[int, ...] = (5, 1, 2, 3)
+    plan: RetrievalPlan | None = PLAN,
+    committed: tuple[int, ...] = (5, 1, 2, 3),
+    calibration: RetrievalCalibration | None = None,
 ) -> tuple[Phrases, DraftTree]:
     tree = DraftTree(committed, 100)
     greedy = SamplingParams(temperature=0.0)
-    phrases = Phrases(tree, len(committed), greedy, RetrievalCalibration(), Copies(PriorTable.build([TEXT], 4)))
+    tiers = Copies(PriorTable.build([TEXT], 4))
+    phrases = Phrases(tree, len(committed), greedy, calibration or RetrievalCalibration(), tiers)
     phrases.use(plan)
     return phrases, tree
 
@@ -61,6 +71,19 @@ def test_phrases_get_longer_as_they_are_accepted() -> None:
     first = phrases.behind(tree.root, 100)
     certain(phrases, tree)
     assert len(phrases.behind(tree.root, 100)) > len(first) > 0
+
+
+def test_after_each_phrase_that_was_refused_one_more_forward_goes_without() -> None:
+    phrases, tree = phrases_of(calibration=Untaught())
+    pauses = []
+    for _ in range(MAX_SKIPPED + 2):
+        assert phrases.behind(tree.root, 10)
+        phrases.judge(0)
+        pause = 0
+        while not phrases.behind(tree.root, 10):
+            pause += 1
+        pauses.append(pause)
+    assert pauses == [*range(1, MAX_SKIPPED + 1), MAX_SKIPPED, MAX_SKIPPED]
 
 
 def test_a_tier_that_is_switched_off_gives_no_phrase() -> None:

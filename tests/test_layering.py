@@ -6,7 +6,7 @@ speculator  <-  edge: an edge is a speculator that dials the verifier instead of
 speculator  <-  two files of the verifier, for a draft model in its own process
 core, wire, security, telemetry  <-  outrider_client  <-  outrider_cli  <-  outrider_bench
 edge  <-  outrider_client.edge alone, which runs one in the application's process
-outrider_client  <-  gateway: a client of the verifier that happens to serve
+outrider_client, server  <-  outrider_gateway: a client of the verifier that serves HTTP
 
 Services meet only on the wire.
 """
@@ -26,6 +26,7 @@ from outrider.core.methods import METHODS
 ROOT = Path(__file__).parent.parent
 SERVICES = ROOT / "services" / "outrider"
 CLIENT = ROOT / "clients" / "outrider_client"
+GATEWAY = ROOT / "clients" / "outrider_gateway"
 CLI = ROOT / "clients" / "outrider_cli"
 BENCH = ROOT / "clients" / "outrider_bench"
 TESTS = ROOT / "tests"
@@ -45,7 +46,6 @@ OWN_IMPORTS = {
     "speculator": AROUND_GRPC | {"models", "speculator"},
     "datastore": (AROUND_GRPC - {"peers"}) | {"datastore"},
     "edge": AROUND_GRPC | {"models", "speculator", "edge"},
-    "gateway": (AROUND_GRPC - {"peers"}) | {"gateway"},
     "v1": {"v1"},
 }
 """Package below `outrider` -> packages below `outrider` that it may import. `version` is free for all."""
@@ -66,8 +66,8 @@ HOMES = {
     "redis": ("services/outrider/datastore/redis/",),
     "hiredis": ("services/outrider/datastore/redis/",),
     "pydivsufsort": ("services/outrider/datastore/", "clients/outrider_bench/workers/"),
-    "starlette": ("services/outrider/gateway/",),
-    "uvicorn": ("services/outrider/gateway/run.py", "services/outrider/gateway/connections.py"),
+    "starlette": ("clients/outrider_gateway/",),
+    "uvicorn": ("clients/outrider_gateway/run.py", "clients/outrider_gateway/connections.py"),
     "prometheus_client": ("services/outrider/telemetry/metrics.py",),
     "opentelemetry": (
         "services/outrider/telemetry/tracing.py",
@@ -133,7 +133,7 @@ def test_devices_meet_in_the_backend_alone() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    paths = [*files(SERVICES), *files(CLIENT), *files(CLI), *files(BENCH)]
+    paths = [*files(SERVICES), *files(CLIENT), *files(GATEWAY), *files(CLI), *files(BENCH)]
     modules = {_module_of(path): path for path in paths}
     imports = {name: {each for each in _modules_of(path, modules) if each != name} for name, path in modules.items()}
     while leaves := [name for name, imported in imports.items() if not imported & imports.keys()]:
@@ -171,7 +171,7 @@ def test_core_imports_numpy_and_the_standard_library_only() -> None:
 
 @pytest.mark.parametrize("package", HOMES)
 def test_a_third_party_package_has_one_home(package: str) -> None:
-    for path in (*files(SERVICES), *files(CLIENT), *files(CLI), *files(BENCH)):
+    for path in (*files(SERVICES), *files(CLIENT), *files(GATEWAY), *files(CLI), *files(BENCH)):
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(HOMES[package]):
             roots = {name.partition(".")[0] for name in imports_of(path)}
@@ -214,10 +214,17 @@ def test_benchmarks_reach_into_services_in_their_workers_only() -> None:
         assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
 
 
-def test_services_do_not_import_the_clients_but_for_the_gateway() -> None:
+def test_the_gateway_is_a_client_that_serves() -> None:
+    for path in files(GATEWAY):
+        wrong = own_packages(path) - CLIENT_IMPORTS - {"server"}
+        assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
+        wrong = client_packages(path) - {"outrider_client", "outrider_gateway"}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_services_import_no_client() -> None:
     for path in files(SERVICES):
-        allowed = {"outrider_client"} if path.is_relative_to(SERVICES / "gateway") else set()
-        wrong = client_packages(path) - allowed
+        wrong = client_packages(path)
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 

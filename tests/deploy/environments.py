@@ -8,10 +8,10 @@ from unittest import mock
 
 from outrider.datastore.settings import DatastoreSettings
 from outrider.edge.settings import EdgeSettings
-from outrider.gateway.settings import GatewaySettings
 from outrider.server.settings import ProcessSettings
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.settings import VerifierSettings
+from outrider_gateway.settings import GatewaySettings
 from tests.support.manifests import SERVICES, Object, environment_of, main_container, named
 
 CLASSES: dict[str, type[ProcessSettings]] = {

@@ -198,10 +198,10 @@ def test_the_gateways_image_serves_confined_without_a_verifier_and_without_model
     installed = {path.name for path in packages.iterdir()}
     assert {"grpc", "starlette", "uvicorn", "httptools", "opentelemetry"} <= installed
     assert not {"torch", "transformers", "redis", "pip"} & installed
-    assert image.config["Entrypoint"] == ["python", "-m", "outrider.gateway"]
+    assert image.config["Entrypoint"] == ["python", "-m", "outrider_gateway"]
     assert "8000/tcp" in image.config["ExposedPorts"]
-    page = Path("outrider") / "gateway" / "page"
-    assert files_of(image.files / "opt" / "outrider" / page) == files_of(ROOT / "services" / page)
+    page = Path("outrider_gateway") / "page"
+    assert files_of(image.files / "opt" / "outrider" / page) == files_of(ROOT / "clients" / page)
     with running(image, OUTRIDER_GATEWAY_LISTEN="127.0.0.1:0", OUTRIDER_GATEWAY_UPSTREAM="127.0.0.1:1") as service:
         assert service.stdout is not None
         url = f"http://{service.stdout.readline().removeprefix('listening ').strip()}"

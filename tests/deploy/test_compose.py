@@ -13,7 +13,6 @@ from compose_spec import PyOptions
 from redis import Redis
 
 from outrider.datastore.settings import DatastoreSettings
-from outrider.gateway.settings import GatewaySettings
 from outrider.server.health_probe import main as ask_health
 from outrider.server.settings import ProcessSettings, parse_settings
 from outrider.speculator.settings import SpeculatorSettings
@@ -21,6 +20,7 @@ from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
 from outrider.verifier.settings import VerifierSettings
 from outrider.version import __version__
 from outrider_cli.local.redis import find_program, free_port
+from outrider_gateway.settings import GatewaySettings
 
 COMPOSE = Path(__file__).parents[2] / "deploy" / "compose.yaml"
 SETTINGS: dict[str, type[ProcessSettings]] = {

@@ -67,14 +67,15 @@ def complaints_of_names(objects: list[Object]) -> list[str]:
 
 
 def complaints_of_commands(objects: list[Object]) -> list[str]:
-    """Containers that are not started as `python -m outrider.SERVICE`, everything else by the environment."""
+    """Containers that are not started as `python -m` and their package, everything else by the environment."""
     complaints = []
     for each in workloads(objects):
         package = SERVICES.get(each["metadata"]["name"])
         if package is None:
             continue
         container = main_container(each)
-        if container.get("command") != ["python", "-m", f"outrider.{package}"] or container.get("args"):
+        module = "outrider_gateway" if package == "gateway" else f"outrider.{package}"
+        if container.get("command") != ["python", "-m", module] or container.get("args"):
             complaints.append(f"{title(each)}: {container.get('command')} {container.get('args', '')}")
     return complaints
 

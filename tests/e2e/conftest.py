@@ -31,7 +31,7 @@ async def client(stack: LocalStack) -> AsyncIterator[Client]:
 def gateway_address(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway before the stack."""
     log = tmp_path_factory.mktemp("gateway") / "gateway.log"
-    process = ManagedProcess("gateway", "outrider.gateway", ["--upstream", stack.address], log, listen="127.0.0.1:0")
+    process = ManagedProcess("gateway", "outrider_gateway", ["--upstream", stack.address], log, listen="127.0.0.1:0")
     try:
         process.start()
         yield process.address

@@ -34,10 +34,18 @@ class Services:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._metrics: dict[str, str] = {}
 
-    def start(self, name: str, *flags: str) -> str:
-        """Starts a service, and returns its address."""
+    def start(self, name: str, *flags: str, module: str = "") -> str:
+        """Starts a service, and returns its address. `module`: its package, if its name does not tell."""
         options = self._exits.enter_context(bad_stderr(self._kind))
-        command = [sys.executable, "-m", f"outrider.{name}", "--listen", "127.0.0.1:0", "--log-level", "debug"]
+        command = [
+            sys.executable,
+            "-m",
+            module or f"outrider.{name}",
+            "--listen",
+            "127.0.0.1:0",
+            "--log-level",
+            "debug",
+        ]
         command += ["--metrics-listen", "127.0.0.1:0", *flags]
         process = self._exits.enter_context(started(command, **options))
         self._processes[name] = process
@@ -79,7 +87,7 @@ def services(kind: Kind, folder: Path) -> Iterator[tuple[Services, str, str]]:
         speculator = running.start("speculator", "--model", "demo/draft", *ON_ONE_CORE, "--datastore", datastore)
         peers = ("--speculator", speculator, "--datastore", datastore)
         verifier = running.start("verifier", "--model", "demo/target", *ON_ONE_CORE, *peers)
-        gateway = running.start("gateway", "--upstream", verifier)
+        gateway = running.start("gateway", "--upstream", verifier, module="outrider_gateway")
         yield running, verifier, gateway
 
 

@@ -102,7 +102,7 @@ def test_a_stream_over_http_goes_on_at_the_other(
     verifiers: tuple[Service, Service], whole: Result, tmp_path: Path
 ) -> None:
     flags = ["--upstream", ",".join(addresses(verifiers))]
-    gateway = ManagedProcess("gateway", "outrider.gateway", flags, tmp_path / "gateway.log", listen=ANY_PORT)
+    gateway = ManagedProcess("gateway", "outrider_gateway", flags, tmp_path / "gateway.log", listen=ANY_PORT)
     try:
         gateway.start()
         with openai.OpenAI(base_url=f"http://{gateway.address}/v1", api_key="none", max_retries=0) as client:

@@ -191,7 +191,7 @@ def test_a_caller_of_the_gateway_is_who_its_token_says_and_the_gateway_s_own_is_
         key,
     ]
     flags += ["--peer-token-file", str(stack.service_token), "--log-level", "debug"]
-    gateway = ManagedProcess("gateway", "outrider.gateway", flags, stack.folder / "gateway.log", listen="127.0.0.1:0")
+    gateway = ManagedProcess("gateway", "outrider_gateway", flags, stack.folder / "gateway.log", listen="127.0.0.1:0")
     try:
         gateway.start()
 

@@ -201,7 +201,7 @@ def _reset_on_close(writer: asyncio.StreamWriter) -> None:
 def running_gateway(stack: LocalStack, log_folder: Path) -> Iterator[FuzzedGateway]:
     """Runs a gateway before a stack, with a laboratory for its page."""
     arguments = ["--upstream", stack.address, "--lab-socket", str(log_folder / "lab")]
-    process = ManagedProcess("gateway", "outrider.gateway", arguments, log_folder / "gateway.log", listen="127.0.0.1:0")
+    process = ManagedProcess("gateway", "outrider_gateway", arguments, log_folder / "gateway.log", listen="127.0.0.1:0")
     with _served_lab(stack, log_folder / "lab"):
         try:
             process.start()

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.reports import TokenLogprobs
-from outrider.gateway.logprobs import completion_logprobs
 from outrider_client.client import Client
 from outrider_client.generation import Result
+from outrider_gateway.logprobs import completion_logprobs
 from tests.support.fake_verifier import FakeVerifier
 from tests.support.gateways import RunningGateway, events_of, running_gateway
 from tests.support.services import running_verifier

@@ -15,11 +15,11 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from outrider.gateway import bodies, connections, run, streams
-from outrider.gateway.bodies import ClientGone
-from outrider.gateway.intake import Intake
-from outrider.gateway.outputs import unless_gone
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from outrider_gateway import bodies, connections, run, streams
+from outrider_gateway.bodies import ClientGone
+from outrider_gateway.intake import Intake
+from outrider_gateway.outputs import unless_gone
 from tests.support.fake_verifier import FakeVerifier, chunk, finished, saying, started, until_cancelled
 from tests.support.gateways import RunningGateway, events_of, running_gateway
 from tests.support.waiting import until

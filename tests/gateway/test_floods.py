@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.gateway import intake
+from outrider_gateway import intake
 from tests.support.fake_verifier import FakeVerifier
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.raw_http import exchanged, post

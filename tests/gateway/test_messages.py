@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
-from outrider.gateway import streams
 from outrider_client.client import Client
+from outrider_gateway import streams
 from tests.support.fake_verifier import FakeVerifier, breaking_off, saying, until_cancelled
 from tests.support.gateways import CALL, ZONES, RunningGateway, named_events_of
 

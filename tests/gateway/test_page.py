@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.gateway.page import routes
+from outrider_gateway.page import routes
 from tests.support.fake_verifier import FakeVerifier
 from tests.support.gateways import running_gateway
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from pydantic import ValidationError
 
-from outrider.gateway.settings import GatewaySettings
+from outrider_gateway.settings import GatewaySettings
 from tests.support.fake_verifier import FakeVerifier
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.raw_http import exchanged

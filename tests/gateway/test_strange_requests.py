@@ -10,7 +10,7 @@ import pytest_asyncio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider.gateway.parameters import (
+from outrider_gateway.parameters import (
     ChatParameters,
     CompletionParameters,
     DetokenizeParameters,

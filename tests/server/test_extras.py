@@ -24,8 +24,8 @@ runpy.run_module({service!r}, run_name="__main__")
         ("outrider.speculator", "structlog", "models"),
         ("outrider.edge", "prometheus_client", "models"),
         ("outrider.datastore", "grpc_reflection", "datastore"),
-        ("outrider.gateway", "uvicorn", "gateway"),
-        ("outrider.gateway", "pydantic", "gateway"),
+        ("outrider_gateway", "uvicorn", "gateway"),
+        ("outrider_gateway", "pydantic", "gateway"),
     ],
 )
 def test_a_service_without_its_extra_names_it_in_one_line(service: str, missing: str, extra: str) -> None:

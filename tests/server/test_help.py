@@ -8,10 +8,10 @@ import pytest
 
 from outrider.datastore.settings import DatastoreSettings
 from outrider.edge.settings import EdgeSettings
-from outrider.gateway.settings import GatewaySettings
 from outrider.server.settings import ProcessSettings, parse_settings
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.settings import VerifierSettings
+from outrider_gateway.settings import GatewaySettings
 
 SERVICES: list[type[ProcessSettings]] = [
     VerifierSettings,

@@ -18,7 +18,7 @@ from outrider.server.settings import ServiceSettings, model_config
 
 
 class Settings(ServiceSettings):
-    model_config = model_config("test")
+    model_config = model_config("outrider.test")
 
 
 @pytest.fixture(autouse=True)

@@ -7,15 +7,15 @@ import os
 import pytest
 
 from outrider.edge.settings import EdgeSettings
-from outrider.gateway.settings import GatewaySettings
 from outrider.server.settings import ModelSettings, ProcessSettings, ServiceSettings, model_config, parse_settings
 from outrider.speculator.settings import DraftModelSettings, SpeculatorSettings
+from outrider_gateway.settings import GatewaySettings
 
 
 class Settings(ServiceSettings):
     """Those of every service."""
 
-    model_config = model_config("test")
+    model_config = model_config("outrider.test")
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
 class OfAModel(ModelSettings):
     """Those of a service with a model."""
 
-    model_config = model_config("test")
+    model_config = model_config("outrider.test")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:3", "xpu:0", "mps"])

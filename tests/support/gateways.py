@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from outrider.gateway.exchange import Gateway
-from outrider.gateway.run import GatewayServer
-from outrider.gateway.settings import GatewaySettings
+from outrider_gateway.exchange import Gateway
+from outrider_gateway.run import GatewayServer
+from outrider_gateway.settings import GatewaySettings
 from tests.support.chat_templates import HERMES, model_with_template
 from tests.support.services import running_speculator, running_verifier
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 @asynccontextmanager
 async def gateway_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A gateway, and its address."""
-    command = (sys.executable, "-m", "outrider.gateway", "--listen", "127.0.0.1:0", *arguments)
+    command = (sys.executable, "-m", "outrider_gateway", "--listen", "127.0.0.1:0", *arguments)
     pipe = asyncio.subprocess.PIPE
     running = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     assert running.stdout is not None

@@ -35,7 +35,7 @@ COUNTED = {"lookups": 1}
 class Settings(ServiceSettings):
     """Those of a service."""
 
-    model_config = model_config("test")
+    model_config = model_config("outrider.test")
 
 
 def read() -> Metrics:

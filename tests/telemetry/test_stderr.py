@@ -107,7 +107,7 @@ from outrider.server.settings import ProcessSettings, model_config
 from outrider.telemetry.stderr import num_lines_dropped
 
 class Settings(ProcessSettings):
-    model_config = model_config("test")
+    model_config = model_config("outrider.test")
 
 class Unspeakable:
     def __repr__(self):

@@ -50,7 +50,7 @@ def is_sampled(traceparent: str) -> bool:
 
 
 class Settings(ServiceSettings):
-    model_config = model_config("test")
+    model_config = model_config("outrider.test")
 
 
 class Answering(health_pb2_grpc.HealthServicer):

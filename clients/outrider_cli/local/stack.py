@@ -359,7 +359,7 @@ class LocalStack:
         log = self.log_folder / "gateway.log"
         names = {"--listen": "--http-port"}
         gateway = Gateway(
-            "gateway", "outrider.gateway", flags, log, listen=config.gateway_listen, cores=cores, flag_names=names
+            "gateway", "outrider_gateway", flags, log, listen=config.gateway_listen, cores=cores, flag_names=names
         )
         self._exits.callback(gateway.stop)
         gateway.spawn()

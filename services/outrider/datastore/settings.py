@@ -11,7 +11,7 @@ from outrider.server.settings import LISTEN, ServiceSettings, model_config
 class DatastoreSettings(ServiceSettings):
     """The retrieval-datastore: serves continuations of what was said before."""
 
-    model_config = model_config("datastore")
+    model_config = model_config("outrider.datastore")
 
     listen: str = Field("127.0.0.1:50053", description=LISTEN)
     tokenizer_hash: str = Field("", max_length=256, description="Tokenizer to serve; empty = any.")

@@ -13,7 +13,7 @@ from outrider.speculator.settings import DraftModelSettings
 class EdgeSettings(DraftModelSettings):
     """The edge: a speculator next to the application; serves the cloud's verifier as if it were here."""
 
-    model_config = model_config("edge")
+    model_config = model_config("outrider.edge")
 
     listen: str = Field("127.0.0.1:50061", description=LISTEN)
     upstream: str = Field(

@@ -34,11 +34,11 @@ LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 Settings = TypeVar("Settings", bound="ProcessSettings")
 
 
-def model_config(service: str) -> SettingsConfigDict:
+def model_config(package: str) -> SettingsConfigDict:
     """Returns the configuration of a settings class: the prefix of its variables, the shape of its flags."""
     return SettingsConfigDict(
-        env_prefix=f"OUTRIDER_{service.upper()}_",
-        cli_prog_name=f"python -m outrider.{service}",
+        env_prefix=f"{package.replace('.', '_').upper()}_",
+        cli_prog_name=f"python -m {package}",
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,

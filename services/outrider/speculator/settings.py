@@ -39,7 +39,7 @@ class DraftModelSettings(ModelSettings):
 class SpeculatorSettings(DraftModelSettings):
     """The draft-speculator: guesses ahead of a target model."""
 
-    model_config = model_config("speculator")
+    model_config = model_config("outrider.speculator")
 
     listen: str = Field("127.0.0.1:50052", description=LISTEN)
     datastore: str = Field(

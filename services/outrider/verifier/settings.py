@@ -36,7 +36,7 @@ class DraftFlags:
 class VerifierSettings(ModelSettings):
     """The target-verifier: generates the target model's own text, faster."""
 
-    model_config = model_config("verifier")
+    model_config = model_config("outrider.verifier")
 
     listen: str = Field("127.0.0.1:50051", description=LISTEN)
     model: str = Field("demo/target-100m", description="Target model: a demo name, a folder or a Hugging Face name.")

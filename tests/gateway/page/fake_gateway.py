@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from outrider.gateway.page.routes import HEADERS, KINDS, STATIC, legend
-from outrider.gateway.streams import STREAM_HEADERS
+from outrider_gateway.page.routes import HEADERS, KINDS, STATIC, legend
+from outrider_gateway.streams import STREAM_HEADERS
 
 RACE = Path(__file__).parent / "race.json"
 """What the page saved of a race against a real gateway with the demo pair in float32."""

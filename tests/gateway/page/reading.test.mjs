@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-const from = (name) => import(new URL(`../../../services/outrider/gateway/page/static/${name}.js`, import.meta.url));
+const from = (name) => import(new URL(`../../../clients/outrider_gateway/page/static/${name}.js`, import.meta.url));
 const { EventParser, chunkOf, requestOf } = await from("api");
 const { TextCutter, visible } = await from("cutting");
 const { Comparison, Lane, verdict } = await from("lane");

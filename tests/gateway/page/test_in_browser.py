@@ -162,7 +162,7 @@ def test_what_was_saved_shows_the_same_when_it_is_opened(page: Any, tmp_path: Pa
 
 
 def test_one_file_plays_a_recording_without_a_server(browser: Any, tmp_path: Path) -> None:
-    from outrider.gateway.page.standalone import standalone
+    from outrider_gateway.page.standalone import standalone
 
     (tmp_path / "demo.html").write_text(standalone(RACE.read_text(encoding="utf-8")), encoding="utf-8")
     page = browser.new_page()

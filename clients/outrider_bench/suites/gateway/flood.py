@@ -25,7 +25,7 @@ async def flood(folder: Path, num_events: int, num_turns: int) -> list[dict[str,
     )
     verifier.start()
     flags = ("--upstream", verifier.address)
-    gateway = Gateway("gateway", "outrider.gateway", flags, folder / "gateway.log", listen=ANY_PORT)
+    gateway = Gateway("gateway", "outrider_gateway", flags, folder / "gateway.log", listen=ANY_PORT)
     try:
         gateway.start()
         gateway.wait_serving()

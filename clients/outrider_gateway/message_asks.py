@@ -1,0 +1,170 @@
+"""Converts requests to /v1/messages to chats: Anthropic's blocks become messages, and its other names OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from outrider_client.chats import ChatOptions
+from outrider_gateway.asks import CHAT_NAMES, Ask, chat_ask, text_format
+from outrider_gateway.chats import Chat, content_text, fields, kind_of, mapping, part_text, text_field, tool_names
+from outrider_gateway.errors import FieldNames, invalid, shown
+from outrider_gateway.parameters import ChatParameters, MessageChat, MessageParameters, SamplingParameters
+
+_OF_BLOCKS = ("cache_control", "citations", "caller")
+_OF_TOOLS = ("cache_control", "eager_input_streaming", "input_examples")
+"""Fields of blocks and tools that change nothing here."""
+_BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use"), "system": ("text",)}
+"""Kinds of blocks that a role may have."""
+
+
+def message_ask(given: MessageParameters, tool_call_format: str) -> Ask:
+    """Returns what a request to /v1/messages asks for. Raises ApiError.
+
+    Args:
+        given: The request.
+        tool_call_format: How the model writes calls of tools.
+    """
+    chat, options, renamed = _chat(given)
+    as_chat = ChatParameters.model_construct(
+        **given.set_of(SamplingParameters),
+        **options,
+        messages=chat.messages,
+        max_tokens=given.max_tokens,
+        stop=given.stop_sequences,
+        parallel_tool_calls=_parallel(given.tool_choice),
+    )
+    renamed += [
+        ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+        ("sampling.stop", "stop_sequences"),
+        ("stop", "stop_sequences"),
+    ]
+    if (structure := _structure(given)) is not None:
+        if given.structured_outputs is not None:
+            raise invalid("output_config.format", "must be unset with structured_outputs: both say what the text is")
+        as_chat.structured_outputs = dict(structure)
+        renamed += [
+            ("structured_outputs.json", "output_config.format.schema"),
+            ("structured_outputs", "output_config.format"),
+        ]
+    return chat_ask(as_chat, tool_call_format, renamed)
+
+
+def message_prompt(given: MessageChat) -> tuple[list[dict[str, Any]], ChatOptions, FieldNames]:
+    """Returns the chat of a request as a prompt, its options, and the names of its fields. Raises ApiError."""
+    _parallel(given.tool_choice)
+    _structure(given)
+    chat, options, renamed = _chat(given)
+    return chat.messages, options, FieldNames([*renamed, *CHAT_NAMES])
+
+
+def _chat(given: MessageChat) -> tuple[Chat, ChatOptions, list[tuple[str, str]]]:
+    """Returns everything that becomes the prompt, and the names of its fields."""
+    chat = Chat()
+    if given.system is not None:
+        chat.add("system", content_text(given.system, "system", ("text",), _OF_BLOCKS), "system")
+    for index, message in enumerate(given.messages):
+        _add(chat, message, f"messages[{index}]")
+    options = ChatOptions()
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given.tools or ())]
+    if tools:
+        options["tools"] = tools
+    if given.tool_choice is not None:
+        options["tool_choice"] = _tool_choice(given.tool_choice)
+    if given.chat_template_kwargs is not None:
+        options["chat_template_kwargs"] = given.chat_template_kwargs
+    last = chat.messages[-1]
+    if last["role"] == "assistant" and not last.get("tool_calls"):
+        # As in Anthropic's API: the answer continues a last message of the assistant.
+        options["continue_final_message"] = True
+    renamed = [*chat.renamed, *tool_names(len(tools), "input_schema"), ("tool_choice.function", "tool_choice")]
+    return chat, options, renamed
+
+
+def _add(chat: Chat, message: Mapping[str, Any], place: str) -> None:
+    told = fields(message, place, {"role", "content"})
+    role, content = text_field(told, "role", place), told.get("content")
+    if role not in _BLOCKS:
+        raise invalid(f"{place}.role", f'must be "user", "assistant" or "system", got {shown(role)}')
+    if isinstance(content, str):
+        chat.add(role, content, place)
+        return
+    if not isinstance(content, list) or not content:
+        rule = f"must be a text or a list of blocks, and not empty, got {shown(content)}"
+        raise invalid(f"{place}.content", rule, code="invalid_type")
+    texts: list[str] = []
+    calls: list[tuple[dict[str, Any], str]] = []
+    for index, block in enumerate(content):
+        where = f"{place}.content[{index}]"
+        match kind_of(block, where, _BLOCKS[role]):
+            case "text":
+                texts.append(part_text(block, where, ("text",), _OF_BLOCKS))
+            case "tool_use":
+                calls.append((fields(block, where, {"type", "id", "name", "input"}, _OF_BLOCKS), where))
+            case _:
+                _add_result(chat, block, where)
+    if texts:
+        chat.add(role, "".join(texts), place)
+    for call, where in calls:
+        _add_call(chat, call, where)
+
+
+def _add_call(chat: Chat, call: Mapping[str, Any], place: str) -> None:
+    arguments = call.get("input", {})
+    if not isinstance(arguments, dict):
+        raise invalid(f"{place}.input", f"must be an object, got {shown(arguments)}", code="invalid_type")
+    call_id, name = text_field(call, "id", place), text_field(call, "name", place)
+    chat.add_call(call_id, name, json.dumps(arguments, ensure_ascii=False), place)
+
+
+def _add_result(chat: Chat, block: Mapping[str, Any], place: str) -> None:
+    told = fields(block, place, {"type", "tool_use_id", "content", "is_error"}, _OF_BLOCKS)
+    content = content_text(told.get("content", ""), f"{place}.content", ("text",), _OF_BLOCKS)
+    if not isinstance(is_error := told.get("is_error", False), bool):
+        raise invalid(f"{place}.is_error", f"must be true or false, got {shown(is_error)}", code="invalid_type")
+    # Templates have no other place for an error.
+    content = f"Error: {content}" if is_error else content
+    chat.add("tool", content, place, tool_call_id=text_field(told, "tool_use_id", place))
+
+
+def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
+    if tool.get("type") is not None:
+        # Only Anthropic's own tools must have a type.
+        kind_of(tool, place, ("custom",))
+    told = fields(tool, place, {"type", "name", "description", "input_schema", "strict"}, _OF_TOOLS)
+    if "input_schema" not in told:
+        raise invalid(f"{place}.input_schema", "is required", code="missing_required_parameter")
+    schema = mapping(told["input_schema"], f"{place}.input_schema")
+    own = {name: told[name] for name in ("name", "description", "strict") if name in told}
+    return {"type": "function", "function": {**own, "parameters": schema}}
+
+
+def _tool_choice(given: Mapping[str, Any]) -> str | dict[str, Any]:
+    kind = kind_of(given, "tool_choice", ("auto", "any", "tool", "none"))
+    names = {"type", "name", "disable_parallel_tool_use"} if kind == "tool" else {"type", "disable_parallel_tool_use"}
+    told = fields(given, "tool_choice", names)
+    if kind == "tool":
+        return {"type": "function", "function": {"name": text_field(told, "name", "tool_choice")}}
+    return "required" if kind == "any" else kind
+
+
+def _parallel(choice: Mapping[str, Any] | None) -> bool | None:
+    """Returns whether a choice of tools allows parallel calls; None if it does not say."""
+    disabled = (choice or {}).get("disable_parallel_tool_use")
+    if disabled is None:
+        return None
+    if not isinstance(disabled, bool):
+        rule = f"must be true or false, got {shown(disabled)}"
+        raise invalid("tool_choice.disable_parallel_tool_use", rule, code="invalid_type")
+    return not disabled
+
+
+def _structure(given: MessageChat) -> Mapping[str, Any] | None:
+    """Returns the structure that `output_config` asks for."""
+    config = fields(given.output_config or {}, "output_config", {"format"})
+    if "format" not in config:
+        return None
+    asked = fields(config["format"], "output_config.format", {"type", "schema"})
+    kind_of(asked, "output_config.format", ("json_schema",))
+    return text_format("json_schema", asked.get("schema"), "output_config.format.type", "output_config.format.schema")

@@ -20,7 +20,7 @@ from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions, verifier_addresses
 from outrider_client.enums import method_name
 from outrider_client.errors import OutriderError
-from outrider_client.tool_calls import ToolCallFormat
+from outrider_gateway.tools.calls import ToolCallFormat
 
 SHOWN_ROWS = (1, 8, 16, 32)
 """Rows of the forwards whose times are shown; --json has all of them."""

@@ -31,7 +31,7 @@ from outrider_cli.local.stack import LOOPBACK, LocalStack, StackConfig, terminat
 from outrider_cli.local.supervision import Supervisor
 from outrider_cli.models import DRAFTLESS, check_models, download, draft_for
 from outrider_client.blocking import BlockingClient
-from outrider_client.tool_calls import ToolCallFormat
+from outrider_gateway.tools.calls import ToolCallFormat
 
 EXAMPLE = "def add(a, b):"
 QUESTION = "Why is the sky blue?"

@@ -27,11 +27,8 @@ class ChatOptions(TypedDict, total=False):
 
     tools: Sequence[Tool] | None
     """Tools that the model may call, in OpenAI's shape: `{"type": "function", "function": {"name": ..., "description":
-    ..., "parameters": {...}, "strict": ...}}`. How a model writes its calls: see `outrider_client.tool_calls`; what
-    holds it to the schemas: see `outrider_client.tool_grammar`."""
-    tool_choice: str | Mapping[str, Any] | None
-    """Has the model call tools as it likes ("auto", the default), at least once ("required"), once the function of
-    `{"type": "function", "function": {"name": ...}}`, or never: with "none" the template is not shown the tools."""
+    ..., "parameters": {...}}}`. A call is part of the text, in the model's own way; the gateway takes it out of the
+    text, and holds it to the schema of a strict tool."""
     add_generation_prompt: bool | None
     """Ends the prompt with the beginning of an assistant's message. Unset: yes, unless `continue_final_message`."""
     continue_final_message: bool | None
@@ -55,16 +52,6 @@ class OfferedTool:
     """The tool's own word on whether calls are held to its schema; None if it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """Holds which calls a text may and must have."""
-
-    mode: str
-    """It is "auto", "none" or "required"."""
-    name: str | None = None
-    """The one function to be called, exactly once; None: any of the tools."""
-
-
 def chat_messages(messages: Iterable[object], options: Mapping[str, Any]) -> verifier_pb2.ChatMessages:
     """Returns a chat as a message of the protocol.
 
@@ -77,10 +64,11 @@ def chat_messages(messages: Iterable[object], options: Mapping[str, Any]) -> ver
         ValueError: Something has a value that the wire cannot hold.
     """
     tools = offered_tools(options)
-    is_shown = tool_choice(options, tools).mode != "none"
+    if strict := next((tool for tool in tools if tool.strict), None):
+        raise ValueError(f"{strict.place}.strict must be unset or false: only the gateway holds calls to their schemas")
     chat = verifier_pb2.ChatMessages(
         messages=[_message(message, f"prompt[{index}]") for index, message in enumerate(messages)],
-        tools=[tool.message for tool in tools if is_shown],
+        tools=[tool.message for tool in tools],
     )
     for name in ("add_generation_prompt", "continue_final_message"):
         if (value := options.get(name)) is not None:
@@ -95,29 +83,10 @@ def offered_tools(options: Mapping[str, Any]) -> list[OfferedTool]:
     return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(_list(options.get("tools"), "tools"))]
 
 
-def tool_choice(options: Mapping[str, Any], tools: Sequence[OfferedTool]) -> ToolChoice:
-    """Returns the choice among the options of a chat, which has these tools. Raises as `chat_messages` does."""
-    given = options.get("tool_choice")
-    if given is None or given == "none":
-        return ToolChoice(given or "auto")
-    if not isinstance(given, Mapping) and given not in ("auto", "required"):
-        rule = 'must be "auto", "none", "required", or {"type": "function", "function": {"name": ...}}'
-        raise ValueError(f"tool_choice {rule}, got {given!r}")
-    if not tools:
-        raise ValueError(f'tool_choice must be unset or "none" without tools, got {given!r}')
-    if not isinstance(given, Mapping):
-        return ToolChoice(given)
-    function = _function(_given(given, ("type", "function"), "tool_choice"), ("name",), "tool_choice")
-    name = sendable(function.get("name"), "tool_choice.function.name")
-    if name not in (names := [tool.message.name for tool in tools]):
-        raise ValueError(f"tool_choice.function.name must be one of {', '.join(names)}, got {name!r}")
-    return ToolChoice("required", name)
-
-
 def _message(item: object, place: str) -> ChatMessage:
     if isinstance(item, ChatMessage):
         return item
-    given = _given(item, ("role", "content", "name", "tool_call_id", "tool_calls"), place)
+    given = fields_of(item, ("role", "content", "name", "tool_call_id", "tool_calls"), place)
     calls = _list(given.pop("tool_calls", None), f"{place}.tool_calls")
     if "content" in given:
         given["content"] = _content(given["content"], f"{place}.content")
@@ -141,14 +110,14 @@ def _part(part: object, place: str) -> str:
     kind = _typed(part, Mapping, place).get("type")
     if kind != "text":
         raise ValueError(f'{place}.type must be "text", the only kind of content that is supported, got {kind!r}')
-    return sendable(_given(part, ("type", "text"), place).get("text"), f"{place}.text")
+    return sendable(fields_of(part, ("type", "text"), place).get("text"), f"{place}.text")
 
 
 def _call(call: object, place: str) -> verifier_pb2.ToolCall:
     if isinstance(call, verifier_pb2.ToolCall):
         return call
-    given = _given(call, ("id", "type", "function", "index"), place)
-    function = _function(given, ("name", "arguments"), place)
+    given = fields_of(call, ("id", "type", "function", "index"), place)
+    function = function_of(given, ("name", "arguments"), place)
     arguments = function.get("arguments", "")
     if isinstance(arguments, Mapping):
         arguments = _json(arguments, f"{place}.function.arguments")
@@ -162,8 +131,8 @@ def _call(call: object, place: str) -> verifier_pb2.ToolCall:
 def _tool(tool: object, place: str) -> OfferedTool:
     if isinstance(tool, verifier_pb2.Tool):
         return OfferedTool(tool, place, None)
-    given, given_place = _given(tool, ("type", "function"), place), place
-    function, place = _function(given, ("name", "description", "parameters", "strict"), place), f"{place}.function"
+    given, given_place = fields_of(tool, ("type", "function"), place), place
+    function, place = function_of(given, ("name", "description", "parameters", "strict"), place), f"{place}.function"
     if (strict := function.get("strict")) is not None:
         _typed(strict, bool, f"{place}.strict")
     parameters = function.get("parameters")
@@ -179,14 +148,14 @@ def _tool(tool: object, place: str) -> OfferedTool:
     return OfferedTool(message, place, strict)
 
 
-def _function(given: Mapping[str, Any], keys: Sequence[str], place: str) -> dict[str, Any]:
+def function_of(given: Mapping[str, Any], keys: Sequence[str], place: str) -> dict[str, Any]:
     """Returns what is set in the function of a tool or a call."""
     if (kind := given.get("type", "function")) != "function":
         raise ValueError(f'{place}.type must be "function", got {kind!r}')
-    return _given(given.get("function"), keys, f"{place}.function")
+    return fields_of(given.get("function"), keys, f"{place}.function")
 
 
-def _given(item: object, keys: Sequence[str], place: str) -> dict[str, Any]:
+def fields_of(item: object, keys: Sequence[str], place: str) -> dict[str, Any]:
     """Returns what is set in a dict; its keys must be among those named. None and an empty list are unset, as in the
     messages that OpenAI's SDK returns."""
     given = {key: value for key, value in _typed(item, Mapping, place).items() if value is not None and value != []}

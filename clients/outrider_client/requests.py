@@ -20,8 +20,6 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.chats import CHAT_OPTIONS, ChatMessage, ChatOptions, chat_messages, sendable
 from outrider_client.enums import enum_number
 from outrider_client.presets import published
-from outrider_client.tool_calls import ToolCallFormat
-from outrider_client.tool_grammar import tool_call_structure
 
 _M = TypeVar("_M", bound=Message)
 
@@ -74,11 +72,6 @@ class GenerateOptions(ChatOptions, total=False):
     `{"grammar": text}` in Lark's notation or in GBNF, or `{"choice": ["yes", "no"]}`. A schema is a dict or JSON. With
     `"begins_after": "</think>"` beside it, it holds behind this text; with `"special_tokens_as_text": True`, special
     tokens count as the text that they are written as."""
-    tool_call_format: ToolCallFormat | str | None
-    """Says how the model marks the calls of its `tools`, which the grammar that holds them must know: "hermes",
-    "mistral", "llama3_json", "deepseek_v3"; see `outrider_client.tool_grammar`."""
-    parallel_tool_calls: bool | None
-    """Lets a text call several tools, or one several times. Unset: yes. False: the text ends behind its first call."""
     n: int | None
     """Generates so many texts; the prompt is read once. `Result.choices` has all of them, `Chunk.index` says of which
     one a chunk is. The first one is the text of a request without `n`."""
@@ -229,8 +222,6 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     if given.get("as_published"):
         speculation = published(speculation or types_pb2.SpeculationParams())
     sent = prompt_message(prompt, cast(ChatOptions, {name: given[name] for name in given.keys() & CHAT_OPTIONS}))
-    if structure := tool_call_structure(given):
-        given |= {"structured_outputs": structure, "skip_special_tokens": False}
     return verifier_pb2.GenerateRequest(
         prompt=sent,
         sampling=_message_of(types_pb2.SamplingParams, given),

@@ -8,13 +8,15 @@ from typing import Any, cast
 
 from outrider_client.requests import GenerateOptions, Prompt
 from outrider_gateway.chats import without_notes
-from outrider_gateway.errors import FieldNames, invalid, shown
+from outrider_gateway.errors import FieldNames, from_option, invalid, shown
 from outrider_gateway.parameters import (
     ChatParameters,
     CompletionParameters,
     GenerationParameters,
     StreamOptions,
 )
+from outrider_gateway.tools.calls import ToolCallFormat
+from outrider_gateway.tools.grammar import hold_calls
 
 MAX_PROMPTS = 1024
 """Most prompts of one request."""
@@ -26,16 +28,15 @@ _AS_THEY_ARE = (
 """Parameters that have the same names in the SDK."""
 CHAT_NAMES = (("prompt.chat.", ""), ("prompt", "messages"))
 """Prefixes of the names of a chat's fields, and their replacements in a request."""
-_OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message",
-             "chat_template_kwargs")  # fmt: skip
+_OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """Holds what is needed to separate the calls of tools from the text around them."""
 
-    format: str
-    """The format in which the model writes calls: a `ToolCallFormat`."""
+    format: ToolCallFormat
+    """The format in which the model writes calls."""
     tools: Sequence[Mapping[str, Any]]
     """The tools that were offered, in OpenAI's shape."""
 
@@ -105,7 +106,7 @@ def _is_token_ids(items: list[Any]) -> bool:
     return all(type(item) is int and abs(item) < 2**31 for item in items)
 
 
-def chat_ask(given: ChatParameters, tool_call_format: str, renamed: Sequence[tuple[str, str]] = ()) -> Ask:
+def chat_ask(given: ChatParameters, tool_call_format: ToolCallFormat, renamed: Sequence[tuple[str, str]] = ()) -> Ask:
     """Returns what a request to /v1/chat/completions asks for. Raises ApiError.
 
     Args:
@@ -124,22 +125,25 @@ def chat_ask(given: ChatParameters, tool_call_format: str, renamed: Sequence[tup
         raise invalid("top_logprobs", "must be unset or 0 unless logprobs is true")
     if given.logprobs:
         options["logprobs"] = given.top_logprobs or 0
-    # Without tools there are no calls, and "auto" is the default that answers repeat.
-    vain = {} if given.tools else {"parallel_tool_calls": (True, False), "tool_choice": ("auto",)}
     for name in _OF_CHATS:
-        value = getattr(given, name)
-        if value is not None and value not in vain.get(name, ()):
+        if (value := getattr(given, name)) is not None:
             options[name] = value  # type: ignore[literal-required]
-    tool_use = None
+    choice, is_parallel, tool_use = given.tool_choice, given.parallel_tool_calls, None
     if given.tools:
-        options["tool_call_format"] = tool_call_format
-        if given.tool_choice != "none":
+        if choice != "none":
             tool_use = ToolUse(tool_call_format, given.tools)
             # The markers of a call may be special tokens.
             options.setdefault("skip_special_tokens", False)
         renamed.append(("structured_outputs.grammar", "tools"))
+    else:
+        # Without tools there are no calls, and "auto" is the default that answers repeat.
+        choice, is_parallel = None if choice == "auto" else choice, None
     messages = [without_notes(message) for message in given.messages]
-    return _ask(given, [cast(Prompt, messages)], options, renamed, tool_use=tool_use)
+    ask = _ask(given, [cast(Prompt, messages)], options, renamed, tool_use=tool_use)
+    try:
+        return replace(ask, options=hold_calls(options, tool_call_format, choice, is_parallel))
+    except (TypeError, ValueError) as error:
+        raise from_option(error, ask.names) from None
 
 
 def _ask(

@@ -16,7 +16,7 @@ import grpc
 
 from outrider.wire.errors import shortened
 from outrider_client.errors import InvalidArgument, OutriderError, ResourceExhausted, Unavailable
-from outrider_client.tool_calls import ToolCallFormat
+from outrider_gateway.tools.grammar import UnheldCalls
 
 
 class ApiError(Exception):
@@ -157,26 +157,16 @@ def from_upstream(error: OutriderError, names: FieldNames = NAMES) -> ApiError:
 _FIELD = re.compile(r"((?:prompt|speculation|sampling|report|structured_outputs)[\w.\[\]]*) ")
 """A field at the beginning of a message, which names it nowhere else."""
 _OPTION = re.compile(r"([a-z_]+(?:\[\d+\]|\.[A-Za-z_$-]+)*)(?=:? )")
-_FORMAT = re.compile(
-    r"tool_call_format must be one of (.+) with (tool_choice|strict tools|parallel_tool_calls)(.*), got '(\w+)'"
-)
-_REASONS = {"strict tools": "tools"}
 
 
 def from_option(error: TypeError | ValueError, names: FieldNames = NAMES) -> ApiError:
     """Returns the error for an option that the SDK refuses. Its message begins with the option's name."""
-    message = str(error)
-    if found := _FORMAT.match(message):
-        reason = _REASONS.get(found[2], found[2])
-        param = names.of(reason)
-        rule = f"needs calls that a schema can hold, as those of {found[1]}: this model writes {found[4]}"
-        if found[4] == ToolCallFormat.AUTO.value:
-            # `outrider up` starts a gateway, and takes its variables.
-            rule = "needs to know how this model writes calls, and its chat template does not tell: start the gateway "
-            rule += f"with --tool-call-format (or OUTRIDER_GATEWAY_TOOL_CALL_FORMAT) {found[1]}"
+    if isinstance(error, UnheldCalls):
+        param = names.of(error.option)
         # With its value, unless the request has another name for it, and thus another value.
-        what = f"{found[2]}{found[3]}" if param == reason else param
-        return ApiError(400, f"{what} {rule}", code="unsupported_value", param=param)
+        what = error.reason if param == error.option else param
+        return ApiError(400, f"{what} {error.rule}", code="unsupported_value", param=param)
+    message = str(error)
     if field := _OPTION.match(message):
         param = names.of(field[1])
         return ApiError(400, param + message[field.end(1) :], code="invalid_value", param=param)

@@ -15,7 +15,6 @@ from outrider.server.lanes import Lane
 from outrider.wire.errors import ResourceExhausted
 from outrider_client.client import Client
 from outrider_client.errors import OutriderError
-from outrider_client.tool_calls import ToolCallFormat
 from outrider_gateway import leniency
 from outrider_gateway.answers import Answer
 from outrider_gateway.asks import Ask
@@ -27,6 +26,7 @@ from outrider_gateway.outputs import Outputs, unless_gone
 from outrider_gateway.parameters import Parameters, checked
 from outrider_gateway.settings import GatewaySettings
 from outrider_gateway.streams import EventStream, answer
+from outrider_gateway.tools.calls import ToolCallFormat
 from outrider_gateway.upstream import Upstream, caller_token
 
 REQUEST_ID = "x-request-id"
@@ -100,10 +100,10 @@ class Exchange:
     async def _admit(self) -> None:
         await self.upstream.admit(self.token)
 
-    async def tool_call_format(self, tools: object) -> str:
+    async def tool_call_format(self, tools: object) -> ToolCallFormat:
         """Returns how the model writes calls of a request's tools. Raises ApiError, OutriderError."""
         # Without tools the format is not needed, and the verifier is not asked.
-        return (await self.upstream.tool_call_format(self.token) if tools else ToolCallFormat.AUTO).value
+        return await self.upstream.tool_call_format(self.token) if tools else ToolCallFormat.AUTO
 
     async def parameters(self, kind: type[_P]) -> _P:
         """Returns the body as a request of this type. Raises ApiError, OutriderError, ClientGone."""

@@ -11,6 +11,7 @@ from outrider_gateway.asks import CHAT_NAMES, Ask, chat_ask, text_format
 from outrider_gateway.chats import Chat, content_text, fields, kind_of, mapping, part_text, text_field, tool_names
 from outrider_gateway.errors import FieldNames, invalid, shown
 from outrider_gateway.parameters import ChatParameters, MessageChat, MessageParameters, SamplingParameters
+from outrider_gateway.tools.calls import ToolCallFormat
 
 _OF_BLOCKS = ("cache_control", "citations", "caller")
 _OF_TOOLS = ("cache_control", "eager_input_streaming", "input_examples")
@@ -19,7 +20,7 @@ _BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use"), "
 """Kinds of blocks that a role may have."""
 
 
-def message_ask(given: MessageParameters, tool_call_format: str) -> Ask:
+def message_ask(given: MessageParameters, tool_call_format: ToolCallFormat) -> Ask:
     """Returns what a request to /v1/messages asks for. Raises ApiError.
 
     Args:
@@ -27,12 +28,14 @@ def message_ask(given: MessageParameters, tool_call_format: str) -> Ask:
         tool_call_format: How the model writes calls of tools.
     """
     chat, options, renamed = _chat(given)
+    choice = None if given.tool_choice is None else _tool_choice(given.tool_choice)
     as_chat = ChatParameters.model_construct(
         **given.set_of(SamplingParameters),
         **options,
         messages=chat.messages,
         max_tokens=given.max_tokens,
         stop=given.stop_sequences,
+        tool_choice=choice,
         parallel_tool_calls=_parallel(given.tool_choice),
     )
     renamed += [
@@ -51,12 +54,14 @@ def message_ask(given: MessageParameters, tool_call_format: str) -> Ask:
     return chat_ask(as_chat, tool_call_format, renamed)
 
 
-def message_prompt(given: MessageChat) -> tuple[list[dict[str, Any]], ChatOptions, FieldNames]:
-    """Returns the chat of a request as a prompt, its options, and the names of its fields. Raises ApiError."""
+def message_prompt(given: MessageChat) -> tuple[list[dict[str, Any]], ChatOptions, object, FieldNames]:
+    """Returns the chat of a request as a prompt, its options, its choice of tools, and the names of its fields. Raises
+    ApiError."""
     _parallel(given.tool_choice)
     _structure(given)
     chat, options, renamed = _chat(given)
-    return chat.messages, options, FieldNames([*renamed, *CHAT_NAMES])
+    choice = None if given.tool_choice is None else _tool_choice(given.tool_choice)
+    return chat.messages, options, choice, FieldNames([*renamed, *CHAT_NAMES])
 
 
 def _chat(given: MessageChat) -> tuple[Chat, ChatOptions, list[tuple[str, str]]]:
@@ -70,8 +75,6 @@ def _chat(given: MessageChat) -> tuple[Chat, ChatOptions, list[tuple[str, str]]]
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given.tools or ())]
     if tools:
         options["tools"] = tools
-    if given.tool_choice is not None:
-        options["tool_choice"] = _tool_choice(given.tool_choice)
     if given.chat_template_kwargs is not None:
         options["chat_template_kwargs"] = given.chat_template_kwargs
     last = chat.messages[-1]

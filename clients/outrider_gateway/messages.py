@@ -36,9 +36,9 @@ async def messages(exchange: Exchange) -> None:
 async def count_tokens(exchange: Exchange) -> None:
     """Returns the number of tokens that a request has for the model. Raises ApiError, ClientGone."""
     given = await exchange.parameters(MessageChat)
-    chat, options, names = await exchange.heavy(partial(message_prompt, given))
+    chat, options, choice, names = await exchange.heavy(partial(message_prompt, given))
     await exchange.upstream.served_model(given.model, exchange.token)
-    await exchange.answer({"input_tokens": len(await token_ids_of(exchange, chat, options, names))})
+    await exchange.answer({"input_tokens": len(await token_ids_of(exchange, chat, options, names, choice))})
 
 
 class MessageAnswer(Answer):

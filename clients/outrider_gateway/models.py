@@ -13,6 +13,7 @@ from outrider_gateway.errors import FieldNames, from_option, from_upstream, inva
 from outrider_gateway.exchange import Exchange
 from outrider_gateway.outputs import unless_gone
 from outrider_gateway.parameters import DetokenizeParameters, TokenizeParameters
+from outrider_gateway.tools.grammar import shown_tools
 
 
 async def models(exchange: Exchange) -> None:
@@ -77,10 +78,20 @@ def _prompt(given: TokenizeParameters) -> tuple[Prompt, ChatOptions]:
     return given.messages, options
 
 
-async def token_ids_of(exchange: Exchange, prompt: Prompt, options: ChatOptions, names: FieldNames) -> list[int]:
-    """Returns the tokens of a prompt. `names`: the names of its fields in the request. Raises ApiError, ClientGone."""
+async def token_ids_of(
+    exchange: Exchange, prompt: Prompt, options: ChatOptions, names: FieldNames, choice: Any = None
+) -> list[int]:
+    """Returns the tokens of a prompt. Raises ApiError, ClientGone.
+
+    Args:
+        exchange: The request.
+        prompt: The prompt.
+        options: The options of a chat.
+        names: The names of its fields in the request.
+        choice: The choice of tools, as in `hold_calls`.
+    """
     try:
-        message = await exchange.heavy(partial(prompt_message, prompt, options))
+        message = await exchange.heavy(lambda: prompt_message(prompt, shown_tools(options, choice)))
         return await unless_gone(exchange.receive, exchange.client().tokenize(message))
     except (TypeError, ValueError) as error:
         raise from_option(error, names) from None

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from outrider_client.generation import Chunk, FinishReason, Result
-from outrider_client.tool_calls import CallBegun, CallGrown, Event, ToolCall, ToolCallStream
 from outrider_gateway.asks import ToolUse
 from outrider_gateway.outputs import Outputs
+from outrider_gateway.tools.calls import CallBegun, CallGrown, Event, ToolCall, ToolCallStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from outrider_gateway.asks import Ask, chat_ask, text_format
 from outrider_gateway.chats import Chat, content_text, fields, kind_of, mapping, text_field, tool_names
 from outrider_gateway.errors import invalid, shown
 from outrider_gateway.parameters import ChatParameters, ResponseParameters, SamplingParameters
+from outrider_gateway.tools.calls import ToolCallFormat
 
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that asks for log-probabilities."""
@@ -21,7 +22,7 @@ _OF_ITEMS = ("id", "status", "phase", "created_by")
 """Fields of parts and items in answers, which have no meaning in a request."""
 
 
-def response_ask(given: ResponseParameters, tool_call_format: str) -> Ask:
+def response_ask(given: ResponseParameters, tool_call_format: ToolCallFormat) -> Ask:
     """Returns what a request to /v1/responses asks for. Raises ApiError.
 
     Args:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from outrider.security.addresses import addresses_of, host_of
 from outrider.security.settings import PeerSecuritySettings, checked_addresses
 from outrider.server.settings import LISTEN, ProcessSettings, model_config
-from outrider_client.tool_calls import ToolCallFormat
+from outrider_gateway.tools.calls import ToolCallFormat
 
 if TYPE_CHECKING:
     FormatName = str

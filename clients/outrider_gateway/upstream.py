@@ -13,9 +13,9 @@ from starlette.datastructures import Headers
 from outrider.security.tokens import token_from
 from outrider.v1 import verifier_pb2
 from outrider_client.client import Client
-from outrider_client.tool_calls import ToolCallFormat
 from outrider_gateway.errors import ApiError
 from outrider_gateway.settings import GatewaySettings
+from outrider_gateway.tools.calls import ToolCallFormat
 
 log = structlog.get_logger(__name__)
 

@@ -158,6 +158,12 @@ def calling(**function: Any) -> dict[str, Any]:
             TypeError,
             "tools[0].function.strict must be true or false, got int",
         ),
+        (
+            [USER],
+            {"tools": [TOOL, {"function": {"name": "f", "strict": True}}]},
+            ValueError,
+            "tools[1].function.strict must be unset or false: only the gateway holds calls to their schemas",
+        ),
         ([USER], {"add_generation_prompt": "no"}, TypeError, "add_generation_prompt must be true or false, got str"),
         ([USER], {"chat_template_kwargs": "{}"}, TypeError, "chat_template_kwargs must be a dict, got str"),
         (

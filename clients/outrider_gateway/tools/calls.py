@@ -18,9 +18,9 @@ from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias
 
-from outrider_client.call_events import CallBegun, CallEvents, CallGrown, Event, ToolCall
-from outrider_client.growing_text import GrowingText, Reading, Unreadable
-from outrider_client.python_calls import NAME, python_calls
+from outrider_gateway.tools.events import CallBegun, CallEvents, CallGrown, Event, ToolCall
+from outrider_gateway.tools.growing_text import GrowingText, Reading, Unreadable
+from outrider_gateway.tools.python_calls import NAME, python_calls
 
 __all__ = ["CallBegun", "CallGrown", "Event", "ToolCall", "ToolCallFormat", "ToolCallStream", "parse_tool_calls"]
 

@@ -1,9 +1,9 @@
 r"""The grammar of tool calls: it holds a text to the tools that a chat offers and to their schemas.
 
-A text needs one where `tool_choice` asks for a call, where a tool is strict, and where `parallel_tool_calls` is false;
-`tool_call_format` says how the model marks its calls. A call is a schema behind a trigger: the grammar, in the Lark
+A text needs one where `tool_choice` asks for a call, where a tool is strict, and where `parallel_tool_calls` is false.
+A call is a schema behind a trigger: the grammar, in the Lark
 dialect of llguidance, lets text be free up to an opening marker, and from there on allows nothing but a call. The text
-that comes, `outrider_client.tool_calls` reads back.
+that comes, `calls` reads back.
 
 | `tool_choice` | the text | arguments |
 |---|---|---|
@@ -24,10 +24,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from outrider_client.chats import OfferedTool, offered_tools, tool_choice
-from outrider_client.tool_calls import CALL_BEGIN, CALL_END, CALL_SEPARATOR, CALLS_BEGIN, CALLS_END, ToolCallFormat
+from outrider_client.chats import ChatOptions, OfferedTool, fields_of, function_of, offered_tools, sendable
+from outrider_client.requests import GenerateOptions
+from outrider_gateway.tools.calls import CALL_BEGIN, CALL_END, CALL_SEPARATOR, CALLS_BEGIN, CALLS_END, ToolCallFormat
 
 _NAME = re.compile(r"[\w.:/-]+")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -35,53 +36,100 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def tool_call_structure(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the structure that the options of a generation ask of its tool calls, as `structured_outputs` has it;
-    None if they ask none.
+class UnheldCalls(ValueError):
+    """No grammar can be written for the way in which the model writes calls."""
+
+    def __init__(self, option: str, reason: str, format: ToolCallFormat) -> None:
+        """`option`: asks for the grammar. `reason`: what it asks for, in words."""
+        known = ", ".join(each.value for each in _RULES)
+        self.option, self.reason = option, reason
+        self.rule = f"needs calls that a schema can hold, as those of {known}: this model writes {format.value}"
+        if format is ToolCallFormat.AUTO:
+            # `outrider up` starts a gateway, and takes its variables.
+            self.rule = (
+                "needs to know how this model writes calls, and its chat template does not tell: start the gateway "
+                f"with --tool-call-format (or OUTRIDER_GATEWAY_TOOL_CALL_FORMAT) {known}"
+            )
+        super().__init__(f"{reason} {self.rule}")
+
+
+def hold_calls(
+    options: Mapping[str, Any],
+    format: ToolCallFormat,
+    choice: str | Mapping[str, Any] | None = None,
+    is_parallel: bool | None = None,
+) -> GenerateOptions:
+    """Returns the options of a generation with what its calls of tools need: the tools that the model is shown, and
+    the grammar that holds it to them, if there has to be one.
 
     Args:
-        options: The `GenerateOptions` that are set.
+        options: What else is asked; `tools` has the tools in OpenAI's shape.
+        format: How the model writes calls.
+        choice: Has the model call tools as it likes ("auto", the default), at least once ("required"), once the
+            function of `{"type": "function", "function": {"name": ...}}`, or never: with "none" it is shown no tools.
+        is_parallel: False: the text ends after its first call.
 
     Raises:
         TypeError: An option has the wrong type.
-        ValueError: Options contradict each other, or no grammar can be written for the format or for a tool.
+        ValueError: Options contradict each other, or no grammar can be written for a tool.
+        UnheldCalls: None can be written for the format.
     """
     tools = offered_tools(options)
-    choice = tool_choice(options, tools)
-    is_parallel, format = options.get("parallel_tool_calls"), _format(options.get("tool_call_format"))
-    if not isinstance(is_parallel, bool | None):
-        raise TypeError(f"parallel_tool_calls must be true or false, got {type(is_parallel).__name__}")
-    if not tools:
-        for name in ("parallel_tool_calls", "tool_call_format"):
-            if name in options:
-                raise ValueError(f"{name} must be unset without tools")
-        return None
-    is_required = choice.mode == "required"
+    mode, name = _choice(choice, tools)
+    if not tools and is_parallel is not None:
+        raise ValueError("parallel_tool_calls must be unset without tools")
+    told = _shown(options, tools, mode)
+    is_required = mode == "required"
     needs = {
-        f"tool_choice {choice.name or 'required'!r}": is_required,
-        "strict tools": any(tool.strict for tool in tools),
-        "parallel_tool_calls false": is_parallel is False,
+        ("tool_choice", f"tool_choice {name or 'required'!r}"): is_required,
+        ("tools", "strict tools"): any(tool.strict for tool in tools),
+        ("parallel_tool_calls", "parallel_tool_calls false"): is_parallel is False,
     }
-    reasons = [reason for reason, is_needed in needs.items() if is_needed]
-    if choice.mode == "none" or not reasons:
-        return None
-    _check_room(options, reasons[0])
-    if format not in _RULES:
-        known = ", ".join(each.value for each in _RULES)
-        raise ValueError(f"tool_call_format must be one of {known} with {reasons[0]}, got {format.value!r}")
-    called = [tool for tool in tools if choice.name in (None, tool.message.name)]
-    names, schemas = [_name(tool) for tool in called], [_schema(tool, is_required=is_required) for tool in called]
-    is_single = is_parallel is False or choice.name is not None
-    grammar = [*_RULES[format](names, is_required, is_single), *_arguments(schemas)]
-    return {"grammar": "\n".join(["%llguidance {}", *grammar]), "special_tokens_as_text": True}
+    reason = next((reason for reason, is_needed in needs.items() if is_needed), None)
+    if "tools" in told and reason is not None:
+        _check_room(options, reason[1])
+        if format not in _RULES:
+            raise UnheldCalls(*reason, format)
+        called = [tool for tool in tools if name in (None, tool.message.name)]
+        names, schemas = [_name(tool) for tool in called], [_schema(tool, is_required=is_required) for tool in called]
+        is_single = is_parallel is False or name is not None
+        grammar = "\n".join(["%llguidance {}", *_RULES[format](names, is_required, is_single), *_arguments(schemas)])
+        told["structured_outputs"] = {"grammar": grammar, "special_tokens_as_text": True}
+        told["skip_special_tokens"] = False
+    return cast(GenerateOptions, told)
 
 
-def _format(given: object) -> ToolCallFormat:
-    try:
-        return ToolCallFormat.AUTO if given is None else ToolCallFormat(given)
-    except ValueError:
-        names = ", ".join(each.value for each in ToolCallFormat)
-        raise ValueError(f"tool_call_format must be one of {names}, got {given!r}") from None
+def shown_tools(options: Mapping[str, Any], choice: str | Mapping[str, Any] | None = None) -> ChatOptions:
+    """Returns the options of a chat with the tools that the model is shown. Arguments and errors are those of
+    `hold_calls`."""
+    tools = offered_tools(options)
+    mode, _ = _choice(choice, tools)
+    return cast(ChatOptions, _shown(options, tools, mode))
+
+
+def _shown(options: Mapping[str, Any], tools: Sequence[OfferedTool], mode: str) -> dict[str, Any]:
+    told = {name: value for name, value in options.items() if name != "tools"}
+    if tools and mode != "none":
+        told["tools"] = [tool.message for tool in tools]
+    return told
+
+
+def _choice(given: str | Mapping[str, Any] | None, tools: Sequence[OfferedTool]) -> tuple[str, str | None]:
+    """Returns "auto", "none" or "required"; and the one function to be called, None for any of the tools."""
+    if given is None or given == "none":
+        return given or "auto", None
+    if not isinstance(given, Mapping) and given not in ("auto", "required"):
+        rule = 'must be "auto", "none", "required", or {"type": "function", "function": {"name": ...}}'
+        raise ValueError(f"tool_choice {rule}, got {given!r}")
+    if not tools:
+        raise ValueError(f'tool_choice must be unset or "none" without tools, got {given!r}')
+    if not isinstance(given, Mapping):
+        return given, None
+    function = function_of(fields_of(given, ("type", "function"), "tool_choice"), ("name",), "tool_choice")
+    name = sendable(function.get("name"), "tool_choice.function.name")
+    if name not in (names := [tool.message.name for tool in tools]):
+        raise ValueError(f"tool_choice.function.name must be one of {', '.join(names)}, got {name!r}")
+    return "required", name
 
 
 def _check_room(options: Mapping[str, Any], reason: str) -> None:

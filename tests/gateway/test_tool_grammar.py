@@ -16,8 +16,9 @@ from outrider.models.structure import Grammars
 from outrider.v1 import verifier_pb2
 from outrider.wire.structure import structure_from_proto
 from outrider_client import Client, FinishReason, Result
-from outrider_client.requests import GenerateOptions, generate_request, prompt_message
-from outrider_client.tool_calls import ToolCall, ToolCallFormat, ToolCallStream, parse_tool_calls
+from outrider_client.requests import GenerateOptions, generate_request
+from outrider_gateway.tools.calls import ToolCall, ToolCallFormat, ToolCallStream, parse_tool_calls
+from outrider_gateway.tools.grammar import UnheldCalls, hold_calls, shown_tools
 from tests.support.chat_templates import CHATML, with_tokens
 from tests.support.schemas import Schema, random_schemas
 from tests.support.services import RunningVerifier, draft_model, running_speculator, running_verifier, target_model
@@ -44,13 +45,18 @@ WEATHER, STRICT, NOW = tool("weather", CITY), tool("weather", CITY, strict=True)
 
 
 def request(**options: Any) -> verifier_pb2.GenerateRequest:
-    return generate_request([USER], GenerateOptions(**options))  # type: ignore[typeddict-item]
+    return generate_request([USER], held(**options))
+
+
+def held(tool_call_format: str = "hermes", tool_choice: Any = None, **options: Any) -> GenerateOptions:
+    is_parallel = options.pop("parallel_tool_calls", None)
+    return hold_calls(options, ToolCallFormat(tool_call_format), tool_choice, is_parallel)
 
 
 # What is asked of the server.
 
 
-@pytest.mark.parametrize("options", [{}, {"tool_choice": "auto"}, {"tool_call_format": "hermes"}])
+@pytest.mark.parametrize("options", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
 def test_without_a_strict_tool_a_text_is_as_free_as_ever(options: dict[str, Any]) -> None:
     assert request(tools=[WEATHER, NOW], **options) == request(tools=[WEATHER, NOW])
     assert not request(tools=[WEATHER], **options).HasField("structured_outputs")
@@ -67,7 +73,7 @@ def test_without_a_strict_tool_a_text_is_as_free_as_ever(options: dict[str, Any]
     ],
 )
 def test_what_holds_calls_to_their_tools_is_a_grammar_of_the_whole_text(options: dict[str, Any]) -> None:
-    sent = request(tool_call_format=ToolCallFormat.HERMES, **options)
+    sent = request(**options)
     assert sent.structured_outputs.grammar.startswith("%llguidance {}")
     assert sent.structured_outputs.special_tokens_as_text
     assert (sent.HasField("skip_special_tokens"), sent.skip_special_tokens) == (True, False)
@@ -77,7 +83,7 @@ def test_what_holds_calls_to_their_tools_is_a_grammar_of_the_whole_text(options:
 def test_with_none_the_model_is_not_shown_the_tools_and_says_what_it_likes() -> None:
     sent = request(tools=[STRICT, NOW], tool_choice="none", structured_outputs={"json_object": True})
     assert sent == request(structured_outputs={"json_object": True})
-    assert prompt_message([USER], {"tools": [STRICT], "tool_choice": "none"}) == prompt_message([USER], {})
+    assert shown_tools({"tools": [STRICT]}, "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -90,24 +96,21 @@ def test_with_none_the_model_is_not_shown_the_tools_and_says_what_it_likes() -> 
         ({"tool_choice": function("f")}, ValueError, "tool_choice.function.name must be one of weather, got 'f'"),
         ({"tool_choice": "required", "tools": None}, ValueError, 'tool_choice must be unset or "none" without tools'),
         ({"tool_choice": "auto", "tools": []}, ValueError, 'tool_choice must be unset or "none" without tools'),
-        ({"tool_call_format": "hermes", "tools": None}, ValueError, "tool_call_format must be unset without tools"),
         ({"parallel_tool_calls": True, "tools": None}, ValueError, "parallel_tool_calls must be unset without tools"),
-        ({"parallel_tool_calls": "no"}, TypeError, "parallel_tool_calls must be true or false, got str"),
-        ({"tool_call_format": "xml"}, ValueError, "tool_call_format must be one of auto, hermes, "),
         (
-            {"tool_choice": "required", "tool_call_format": None},
-            ValueError,
-            "tool_call_format must be one of hermes, mistral, llama3_json, deepseek_v3 with tool_choice 'required', ",
+            {"tool_choice": "required", "tool_call_format": "auto"},
+            UnheldCalls,
+            "tool_choice 'required' needs to know how this model writes calls",
         ),
         (
             {"tools": [STRICT], "tool_call_format": "pythonic"},
-            ValueError,
-            "tool_call_format must be one of hermes, mistral, llama3_json, deepseek_v3 with strict tools, got 'py",
+            UnheldCalls,
+            "strict tools needs calls that a schema can hold, as those of hermes, ",
         ),
         (
             {"parallel_tool_calls": False, "tool_call_format": "qwen3_coder"},
-            ValueError,
-            "tool_call_format must be one of hermes, mistral, llama3_json, deepseek_v3 with parallel_tool_calls false",
+            UnheldCalls,
+            "parallel_tool_calls false needs calls that a schema can hold",
         ),
         (
             {"tool_choice": "required", "structured_outputs": {"json_object": True}},
@@ -145,7 +148,7 @@ def test_what_cannot_be_held_or_contradicts_is_refused_by_its_place(
     options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error) as caught:
-        request(**{"tools": [WEATHER], "tool_call_format": "hermes", **options})
+        request(**{"tools": [WEATHER], **options})
     assert str(caught.value).startswith(words)
 
 
@@ -354,7 +357,7 @@ async def test_what_comes_are_calls_that_obey_their_schemas_and_the_text_of_off(
     async def run(seed: int, temperature: float, choice: Any, method: str) -> int:
         first, second = objects(2, seed)
         schemas = {"f": first, "g.h": second}
-        options = GenerateOptions(
+        options = held(
             tools=[tool(name, schema, strict=True) for name, schema in schemas.items()],
             tool_choice=choice,
             tool_call_format=format,

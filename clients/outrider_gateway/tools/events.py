@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider_client.growing_text import GrowingText
+from outrider_gateway.tools.growing_text import GrowingText
 
 
 @dataclass(frozen=True, slots=True)

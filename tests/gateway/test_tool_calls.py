@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from outrider_client.growing_text import MAX_JSON_DEPTH
-from outrider_client.tool_calls import (
+from outrider_gateway.tools.calls import (
     CALL_BEGIN,
     CallBegun,
     CallGrown,
@@ -23,6 +22,7 @@ from outrider_client.tool_calls import (
     ToolCallStream,
     parse_tool_calls,
 )
+from outrider_gateway.tools.growing_text import MAX_JSON_DEPTH
 
 WEATHER = {
     "type": "function",

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Any
 
-from outrider_client.growing_text import Unreadable
+from outrider_gateway.tools.growing_text import Unreadable
 
 NAME = re.compile(r"[\w.:/-]*")
 """Characters of the name of a function."""

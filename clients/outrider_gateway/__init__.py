@@ -2,9 +2,9 @@
 
 It keeps no state and decides nothing about a text: each request becomes a generation of the SDK, whose events become
 JSON. `settings` and `run` are the process; `app` has the routes and what wraps each of them; `upstream` is the client
-side of the verifier. A request is an `exchange`. It goes through `bodies` (bytes to JSON), `parameters` (JSON to
-checked values) and `asks` (values to options of the SDK), and runs in `outputs`. `completions`, `chat_completions`,
-`responses` or `messages` write its answer, with the common parts of `answers`, and through `streams` if it is streamed.
-A request of the last two becomes one for a chat first, in `response_asks` and `message_asks`, on `chats`; its reply is
-written as `blocks`.
+side of the verifier. A request is an `exchange`. It goes through `bodies` (bytes to JSON) and `parameters` (JSON to
+checked values) to a dialect, which is one API: a file of `dialects` has its parameters, what they ask for, and how its
+answers are written. The seam is `dialects.dialect`: a request becomes an `Ask` (`asks`), the ask becomes events of
+texts (`outputs`, and `replies` where there are calls of tools), and the dialect writes these, through `streams` if the
+answer is streamed. Responses and Messages become chats first (`dialects.as_chat`), and write their answers as blocks.
 """

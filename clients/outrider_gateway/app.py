@@ -20,17 +20,17 @@ from outrider.telemetry.tracing import CANCELLED, traced_request
 from outrider.version import __version__
 from outrider_client.errors import OutriderError
 from outrider_gateway.bodies import ClientGone
-from outrider_gateway.chat_completions import chat_completions
-from outrider_gateway.completions import completions
+from outrider_gateway.dialects.chat import chat_completions
+from outrider_gateway.dialects.completions import completions
+from outrider_gateway.dialects.messages import count_tokens, messages
+from outrider_gateway.dialects.responses import count_input_tokens, responses
 from outrider_gateway.errors import ApiError, from_upstream
 from outrider_gateway.exchange import ABORT, REQUEST_ID, Exchange, Gateway
 from outrider_gateway.lab import lab_action, lab_state
-from outrider_gateway.messages import count_tokens, messages
 from outrider_gateway.models import detokenize, model, models, tokenize
 from outrider_gateway.openapi import openapi
 from outrider_gateway.page.load import load
 from outrider_gateway.page.routes import file, index
-from outrider_gateway.responses import count_input_tokens, responses
 from outrider_gateway.sites import check_site
 from outrider_gateway.streams import answer
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from outrider_client.requests import GenerateOptions, Prompt
-from outrider_gateway.chats import without_notes
-from outrider_gateway.errors import FieldNames, from_option, invalid, shown
+from outrider_gateway.errors import FieldNames, invalid, shown
 from outrider_gateway.parameters import (
-    ChatParameters,
-    CompletionParameters,
     GenerationParameters,
     StreamOptions,
 )
 from outrider_gateway.tools.calls import ToolCallFormat
-from outrider_gateway.tools.grammar import hold_calls
 
-MAX_PROMPTS = 1024
-"""Most prompts of one request."""
 _AS_THEY_ARE = (
     "temperature", "top_p", "min_p", "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
     "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words",
@@ -28,7 +22,6 @@ _AS_THEY_ARE = (
 """Parameters that have the same names in the SDK."""
 CHAT_NAMES = (("prompt.chat.", ""), ("prompt", "messages"))
 """Prefixes of the names of a chat's fields, and their replacements in a request."""
-_OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,84 +62,7 @@ class Ask:
     out."""
 
 
-def completion_ask(given: CompletionParameters) -> Ask:
-    """Returns what a request to /v1/completions asks for. Raises ApiError."""
-    options = _options(given)
-    if given.logprobs is not None:
-        options["logprobs"] = given.logprobs
-        options["text_ends"] = True
-        if given.echo:
-            options["prompt_logprobs"] = given.logprobs
-    if given.echo:
-        options["echo"] = True
-    is_prompt_alone = given.echo and given.max_tokens == 0
-    if is_prompt_alone:
-        options["max_tokens"] = 1
-    ask = _ask(given, completion_prompts(given.prompt), options, echo=given.echo)
-    return replace(ask, is_prompt_alone=is_prompt_alone)
-
-
-def completion_prompts(prompt: object) -> list[Prompt]:
-    """Returns the prompts of a completion: a text, token ids, or a list of one kind of them. Raises ApiError."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list) or not prompt:
-        raise invalid("prompt", f"must be a text, token ids, or a list of some, and not empty, got {shown(prompt)}")
-    if len(prompt) > MAX_PROMPTS and not _is_token_ids(prompt):
-        raise invalid("prompt", f"must have at most {MAX_PROMPTS} prompts, got {len(prompt)}")
-    if _is_token_ids(prompt):
-        return [prompt]
-    for index, each in enumerate(prompt):
-        if not (isinstance(each, str) or (isinstance(each, list) and each and _is_token_ids(each))):
-            raise invalid(f"prompt[{index}]", f"must be a text or token ids, got {shown(each)}")
-    return list(prompt)
-
-
-def _is_token_ids(items: list[Any]) -> bool:
-    return all(type(item) is int and abs(item) < 2**31 for item in items)
-
-
-def chat_ask(given: ChatParameters, tool_call_format: ToolCallFormat, renamed: Sequence[tuple[str, str]] = ()) -> Ask:
-    """Returns what a request to /v1/chat/completions asks for. Raises ApiError.
-
-    Args:
-        given: The request.
-        tool_call_format: How the model writes calls of tools.
-        renamed: Names of the fields in a request of another API that was converted to this one, as in `FieldNames`.
-    """
-    options = _options(given)
-    renamed = [*renamed, *CHAT_NAMES, ("report.logprobs", "top_logprobs")]
-    if given.max_completion_tokens is not None:
-        if given.max_tokens not in (None, given.max_completion_tokens):
-            raise invalid("max_tokens", "must be unset with max_completion_tokens, which says the same")
-        options["max_tokens"] = given.max_completion_tokens
-        renamed.append(("sampling.max_tokens", "max_completion_tokens"))
-    if given.top_logprobs and not given.logprobs:
-        raise invalid("top_logprobs", "must be unset or 0 unless logprobs is true")
-    if given.logprobs:
-        options["logprobs"] = given.top_logprobs or 0
-    for name in _OF_CHATS:
-        if (value := getattr(given, name)) is not None:
-            options[name] = value  # type: ignore[literal-required]
-    choice, is_parallel, tool_use = given.tool_choice, given.parallel_tool_calls, None
-    if given.tools:
-        if choice != "none":
-            tool_use = ToolUse(tool_call_format, given.tools)
-            # The markers of a call may be special tokens.
-            options.setdefault("skip_special_tokens", False)
-        renamed.append(("structured_outputs.grammar", "tools"))
-    else:
-        # Without tools there are no calls, and "auto" is the default that answers repeat.
-        choice, is_parallel = None if choice == "auto" else choice, None
-    messages = [without_notes(message) for message in given.messages]
-    ask = _ask(given, [cast(Prompt, messages)], options, renamed, tool_use=tool_use)
-    try:
-        return replace(ask, options=hold_calls(options, tool_call_format, choice, is_parallel))
-    except (TypeError, ValueError) as error:
-        raise from_option(error, ask.names) from None
-
-
-def _ask(
+def ask_of(
     given: GenerationParameters,
     prompts: Sequence[Prompt],
     options: GenerateOptions,
@@ -191,7 +107,7 @@ def _stream(given: GenerationParameters) -> StreamOptions | None:
     return given.stream_options or StreamOptions()
 
 
-def _options(given: GenerationParameters) -> GenerateOptions:
+def options_of(given: GenerationParameters) -> GenerateOptions:
     """Returns the options of the SDK that every request may have."""
     options: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(given, name)) is not None}
     if given.top_k is not None:

@@ -14,18 +14,13 @@ from starlette.types import Receive, Scope, Send
 from outrider.server.lanes import Lane
 from outrider.wire.errors import ResourceExhausted
 from outrider_client.client import Client
-from outrider_client.errors import OutriderError
 from outrider_gateway import leniency
-from outrider_gateway.answers import Answer
-from outrider_gateway.asks import Ask
 from outrider_gateway.bodies import SMALL_BYTES, no_room, num_parts, parsed, read_body
-from outrider_gateway.errors import from_upstream
 from outrider_gateway.intake import BYTE_COST, PART_COST, Holding, Intake
 from outrider_gateway.metrics import GatewayMetrics
-from outrider_gateway.outputs import Outputs, unless_gone
 from outrider_gateway.parameters import Parameters, checked
 from outrider_gateway.settings import GatewaySettings
-from outrider_gateway.streams import EventStream, answer
+from outrider_gateway.streams import answer
 from outrider_gateway.tools.calls import ToolCallFormat
 from outrider_gateway.upstream import Upstream, caller_token
 
@@ -64,7 +59,8 @@ class Exchange:
         self.gateway, self.scope, self.receive, self.send = gateway, scope, receive, send
         self.headers = Headers(scope=scope)
         self.upstream, self.metrics, self.settings = gateway.upstream, gateway.metrics, gateway.settings
-        self._left_aside: list[str] = []
+        self.left_aside: list[str] = []
+        """Names of the ignored parameters (--lenient)."""
 
     @property
     def token(self) -> str:
@@ -111,38 +107,10 @@ class Exchange:
         if self.settings.lenient:
             # A request with variables for the template needs the verifier anyway.
             template = (await self.upstream.model(self.token)).chat_template if "chat_template_kwargs" in values else ""
-            values, self._left_aside = leniency.without_effect(kind, values, template)
-            self.metrics.left_aside.add(self._left_aside)
+            values, self.left_aside = leniency.without_effect(kind, values, template)
+            self.metrics.left_aside.add(self.left_aside)
         return await self.heavy(partial(checked, kind, values))
 
     async def answer(self, value: object, status: int = 200) -> None:
         """Answers with JSON."""
         await answer(self.send, status, value)
-
-    async def generate(self, ask: Ask, kind: Callable[..., Answer], asked_model: str | None) -> None:
-        """Generates the texts that are asked for, and answers with them. Raises ApiError, OutriderError, ClientGone."""
-        client = self.client()
-        async with Outputs(client, ask, self.heavy) as outputs:
-            try:
-                made = await unless_gone(self.receive, self._begin(ask, outputs, kind, asked_model))
-                headers = {REQUEST_ID: outputs.session_id, **leniency.header(self._left_aside)}
-                if ask.stream is not None:
-                    stream = EventStream(self.receive, self.send, self.settings.stall_timeout_s, made.ping)
-                    with self.metrics.stream():
-                        await stream.run(headers, lambda: made.stream(outputs, stream), made.failed, ask.names)
-                else:
-                    with self.metrics.running():
-                        whole = await unless_gone(self.receive, made.whole(outputs))
-                    await answer(self.send, 200, whole, headers)
-            except OutriderError as error:
-                raise from_upstream(error, ask.names) from error
-            finally:
-                self.metrics.count(outputs.generations)
-
-    async def _begin(self, ask: Ask, outputs: Outputs, kind: Callable[..., Answer], asked_model: str | None) -> Answer:
-        model = await self.upstream.served_model(asked_model, self.token)
-        await outputs.start()
-        # With the gateway's own token, if it has one: for the caller it is one request.
-        own = self.upstream.own(self.token)
-        num_predicted = len(await own.tokenize(ask.prediction)) if ask.prediction else None
-        return kind(self.upstream, ask, model, outputs.session_id, num_predicted)

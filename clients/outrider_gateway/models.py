@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from outrider_client.chats import ChatOptions
 from outrider_client.errors import OutriderError
 from outrider_client.requests import Prompt, prompt_message
-from outrider_gateway.asks import CHAT_NAMES, completion_prompts
+from outrider_gateway.asks import CHAT_NAMES
+from outrider_gateway.dialects.completions import completion_prompts
 from outrider_gateway.errors import FieldNames, from_option, from_upstream, invalid
 from outrider_gateway.exchange import Exchange
 from outrider_gateway.outputs import unless_gone
-from outrider_gateway.parameters import DetokenizeParameters, TokenizeParameters
+from outrider_gateway.parameters import (
+    Int32,
+    Parameters,
+    Text,
+)
 from outrider_gateway.tools.grammar import shown_tools
+
+
+class TokenizeParameters(Parameters):
+    """Holds a request to /tokenize."""
+
+    model: str | None = None
+    prompt: Text = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeParameters(Parameters):
+    """Holds a request to /detokenize."""
+
+    model: str | None = None
+    tokens: list[Int32]
 
 
 async def models(exchange: Exchange) -> None:

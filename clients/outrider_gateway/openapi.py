@@ -9,17 +9,13 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from outrider.version import __version__
+from outrider_gateway.dialects.chat import ChatParameters
+from outrider_gateway.dialects.completions import CompletionParameters
+from outrider_gateway.dialects.messages import MessageChat, MessageParameters
+from outrider_gateway.dialects.responses import ResponseParameters
 from outrider_gateway.exchange import REQUEST_ID, Exchange
-from outrider_gateway.parameters import (
-    ChatParameters,
-    CompletionParameters,
-    DetokenizeParameters,
-    MessageChat,
-    MessageParameters,
-    Parameters,
-    ResponseParameters,
-    TokenizeParameters,
-)
+from outrider_gateway.models import DetokenizeParameters, TokenizeParameters
+from outrider_gateway.parameters import Parameters
 
 _SCHEMAS = "#/components/schemas/"
 _TEXT, _INT = {"type": "string"}, {"type": "integer"}

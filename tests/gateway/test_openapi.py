@@ -7,8 +7,9 @@ from typing import Any
 from starlette.routing import Route
 
 from outrider_gateway import app
+from outrider_gateway.dialects.chat import ChatParameters
+from outrider_gateway.dialects.completions import CompletionParameters
 from outrider_gateway.openapi import document
-from outrider_gateway.parameters import ChatParameters, CompletionParameters
 from tests.support.fake_verifier import FakeVerifier
 from tests.support.gateways import running_gateway
 

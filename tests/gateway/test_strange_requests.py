@@ -10,15 +10,11 @@ import pytest_asyncio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider_gateway.parameters import (
-    ChatParameters,
-    CompletionParameters,
-    DetokenizeParameters,
-    MessageChat,
-    MessageParameters,
-    ResponseParameters,
-    TokenizeParameters,
-)
+from outrider_gateway.dialects.chat import ChatParameters
+from outrider_gateway.dialects.completions import CompletionParameters
+from outrider_gateway.dialects.messages import MessageChat, MessageParameters
+from outrider_gateway.dialects.responses import ResponseParameters
+from outrider_gateway.models import DetokenizeParameters, TokenizeParameters
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.services import running_verifier
 

@@ -17,27 +17,20 @@ export const FAMILIES = [
   { id: "other", label: "other", meaning: "guessed in another way" },
 ];
 
-const FAMILY_OF = new Map([
-  ["target", "target"],
-  ["draft", "draft"],
-  ["grammar", "grammar"],
-  ["prediction", "prediction"],
-  ...["prior", "dynamic", "shared", "rejected", "ring", "recycled", "pool"].map((name) => [name, "retrieval"]),
-]);
-
-const MEANINGS = new Map([
-  ["target", "the model itself"],
-  ["draft", "the draft model"],
-  ["prior", "retrieval: a corpus built before"],
-  ["dynamic", "retrieval: this session's own text"],
-  ["shared", "retrieval: other sessions' text"],
-  ["rejected", "retrieval: guesses that were refused before"],
-  ["ring", "retrieval: prompts and outputs of finished sessions"],
-  ["recycled", "retrieval: what the model found probable before"],
-  ["pool", "retrieval: the session's pool of phrases"],
-  ["grammar", "the grammar"],
-  ["prediction", "the prediction of the request"],
-  ["random", "random tokens"],
+/** Families and meanings by the sources' names in the API. */
+const SOURCES = new Map([
+  ["target", ["target", "the model itself"]],
+  ["draft", ["draft", "the draft model"]],
+  ["prior", ["retrieval", "retrieval: a corpus built before"]],
+  ["dynamic", ["retrieval", "retrieval: this session's own text"]],
+  ["shared", ["retrieval", "retrieval: other sessions' text"]],
+  ["rejected", ["retrieval", "retrieval: guesses that were refused before"]],
+  ["ring", ["retrieval", "retrieval: prompts and outputs of finished sessions"]],
+  ["recycled", ["retrieval", "retrieval: what the model found probable before"]],
+  ["pool", ["retrieval", "retrieval: the session's pool of phrases"]],
+  ["grammar", ["grammar", "the grammar"]],
+  ["prediction", ["prediction", "the prediction of the request"]],
+  ["random", ["other", "random tokens"]],
 ]);
 
 /**
@@ -46,7 +39,7 @@ const MEANINGS = new Map([
  * @returns {string}
  */
 export function familyOf(source) {
-  return source ? (FAMILY_OF.get(source) ?? "other") : "target";
+  return source ? (SOURCES.get(source)?.[0] ?? "other") : "target";
 }
 
 /**
@@ -55,5 +48,5 @@ export function familyOf(source) {
  * @returns {string}
  */
 export function meaningOf(source) {
-  return source ? (MEANINGS.get(source) ?? source) : "the model itself";
+  return source ? (SOURCES.get(source)?.[1] ?? source) : "the model itself";
 }

@@ -3,30 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from outrider_client.client import Generation
 from outrider_client.generation import Chunk, Result
-from outrider_gateway import logprobs, reports
-from outrider_gateway.answers import ChoicesAnswer
-from outrider_gateway.asks import completion_ask
-from outrider_gateway.exchange import Exchange
+from outrider_client.requests import Prompt
+from outrider_gateway import logprobs
+from outrider_gateway.asks import Ask, ask_of, options_of
+from outrider_gateway.dialects.dialect import ChoicesAnswer, Dialect
+from outrider_gateway.errors import invalid, shown
 from outrider_gateway.outputs import Outputs
-from outrider_gateway.parameters import CompletionParameters
-from outrider_gateway.streams import DONE, EventStream, TextEvents, event_of
+from outrider_gateway.parameters import (
+    GenerationParameters,
+    Int32,
+    Text,
+)
+from outrider_gateway.streams import EventStream, TextEvents
+from outrider_gateway.tools.calls import ToolCallFormat
+
+MAX_PROMPTS = 1024
+"""Most prompts of one request."""
+
+
+class CompletionParameters(GenerationParameters):
+    """Holds a request to /v1/completions."""
+
+    prompt: Text
+    max_tokens: Int32 | None = 16
+    """OpenAI's default, and vLLM's."""
+    logprobs: Int32 | None = None
+    echo: bool = False
+    add_special_tokens: Literal[True] = True
+
+
+def completion_ask(given: CompletionParameters, _: ToolCallFormat) -> Ask:
+    """Returns what a request to /v1/completions asks for. Raises ApiError."""
+    options = options_of(given)
+    if given.logprobs is not None:
+        options["logprobs"] = given.logprobs
+        options["text_ends"] = True
+        if given.echo:
+            options["prompt_logprobs"] = given.logprobs
+    if given.echo:
+        options["echo"] = True
+    is_prompt_alone = given.echo and given.max_tokens == 0
+    if is_prompt_alone:
+        options["max_tokens"] = 1
+    ask = ask_of(given, completion_prompts(given.prompt), options, echo=given.echo)
+    return replace(ask, is_prompt_alone=is_prompt_alone)
+
+
+def completion_prompts(prompt: object) -> list[Prompt]:
+    """Returns the prompts of a completion: a text, token ids, or a list of one kind of them. Raises ApiError."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise invalid("prompt", f"must be a text, token ids, or a list of some, and not empty, got {shown(prompt)}")
+    if len(prompt) > MAX_PROMPTS and not _is_token_ids(prompt):
+        raise invalid("prompt", f"must have at most {MAX_PROMPTS} prompts, got {len(prompt)}")
+    if _is_token_ids(prompt):
+        return [prompt]
+    for index, each in enumerate(prompt):
+        if not (isinstance(each, str) or (isinstance(each, list) and each and _is_token_ids(each))):
+            raise invalid(f"prompt[{index}]", f"must be a text or token ids, got {shown(each)}")
+    return list(prompt)
+
+
+def _is_token_ids(items: list[Any]) -> bool:
+    return all(type(item) is int and abs(item) < 2**31 for item in items)
+
 
 NOTHING = Chunk(token_ids=(), sources=(), text="", num_drafted=0)
 
 
-async def completions(exchange: Exchange) -> None:
-    """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    given = await exchange.parameters(CompletionParameters)
-    ask = await exchange.heavy(partial(completion_ask, given))
-    await exchange.generate(ask, CompletionAnswer, given.model)
-
-
-class CompletionAnswer(ChoicesAnswer):
+class CompletionAnswer(ChoicesAnswer[CompletionParameters]):
     """Writes the continuations of texts."""
 
     object = "text_completion"
@@ -60,10 +111,8 @@ class CompletionAnswer(ChoicesAnswer):
         if self.ask.tells_prompt_logprobs:
             choice["prompt_logprobs"] = await self.prompt_logprobs(first)
         if self.ask.returns_token_ids:
-            choice |= {"prompt_token_ids": list(first.prompt_token_ids), "token_ids": list(result.token_ids)}
-        if self.ask.reports:
-            choice["speculation"] = reports.token_report(chunks, len(result.text))
-        return choice
+            choice["prompt_token_ids"] = list(first.prompt_token_ids)
+        return {**choice, **self.details(result, chunks)}
 
     async def stream(self, outputs: Outputs, stream: EventStream) -> None:
         """Sends the answer piece by piece."""
@@ -78,16 +127,13 @@ class CompletionAnswer(ChoicesAnswer):
                     await stream.send(await self._beginning(outputs, choice))
             if not isinstance(event, Chunk):
                 results[choice] = event
-                last = {**_choice(choice, ""), "finish_reason": event.finish_reason.value}
-                last["stop_reason"] = self.stop_reason(event)
-                await stream.send(event_of({**self.base, "choices": [last], **self.last_words(results)}))
+                await stream.send(self.last_event(_choice(choice, ""), event.finish_reason.value, event, results))
             elif self.has_details:
                 await stream.send(await self._piece(outputs, choice, event, ends[choice]))
                 ends[choice] = event.text_ends[-1] if event.text_ends else ends[choice]
             elif event.text:
                 await stream.send(texts.event(choice, event.text))
         await self.end(stream, results)
-        await stream.send(DONE)
 
     async def _beginning(self, outputs: Outputs, choice: int) -> bytes:
         """Returns the event before the generated text: the prompt, if it is asked for."""
@@ -97,17 +143,12 @@ class CompletionAnswer(ChoicesAnswer):
             told["logprobs"] = await self._with_prompt(generation, await self._logprobs(NOTHING, (), 0, 0))
         if self.ask.returns_token_ids:
             told |= {"prompt_token_ids": list(generation.prompt_token_ids), "token_ids": []}
-        return event_of({**self.base, "choices": [told]})
+        return self.event(told)
 
     async def _piece(self, outputs: Outputs, index: int, chunk: Chunk, begin: int) -> bytes:
         before = len(outputs.generations[index // self.ask.n].prompt_text) if self.ask.echo else 0
         told = await self._logprobs(chunk, chunk.text_ends, begin, before)
-        choice = {**_choice(index, chunk.text), "logprobs": told}
-        if self.ask.returns_token_ids:
-            choice["token_ids"] = list(chunk.token_ids)
-        if self.ask.reports:
-            choice["speculation"] = await reports.chunk_report(self.upstream, chunk, self.ask.reports)
-        return event_of({**self.base, "choices": [choice], **self.usage_so_far(outputs, chunk)})
+        return await self.piece_event(outputs, {**_choice(index, chunk.text), "logprobs": told}, chunk)
 
     async def _logprobs(
         self, told: Chunk | Result, ends: Sequence[int], begin: int, before: int
@@ -145,3 +186,6 @@ class CompletionAnswer(ChoicesAnswer):
 
 def _choice(index: int, text: str) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+
+completions = Dialect(CompletionParameters, completion_ask, CompletionAnswer)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field
 
 from outrider_client.generation import Chunk, Result
-from outrider_gateway import logprobs, reports
-from outrider_gateway.answers import ChoicesAnswer
-from outrider_gateway.asks import chat_ask
-from outrider_gateway.exchange import Exchange
+from outrider_client.requests import Prompt
+from outrider_gateway import logprobs
+from outrider_gateway.asks import CHAT_NAMES, Ask, ToolUse, ask_of, options_of
+from outrider_gateway.dialects.as_chat import without_notes
+from outrider_gateway.dialects.dialect import ChoicesAnswer, Dialect
+from outrider_gateway.errors import from_option, invalid
 from outrider_gateway.outputs import Outputs
-from outrider_gateway.parameters import ChatParameters
+from outrider_gateway.parameters import (
+    GenerationParameters,
+    Int32,
+)
 from outrider_gateway.replies import (
     BegunCall,
     Ended,
@@ -25,18 +32,71 @@ from outrider_gateway.replies import (
     replies,
     text_of,
 )
-from outrider_gateway.streams import DONE, EventStream, TextEvents, event_of
+from outrider_gateway.streams import EventStream, TextEvents
+from outrider_gateway.tools.calls import ToolCallFormat
+from outrider_gateway.tools.grammar import hold_calls
+
+_OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
-async def chat_completions(exchange: Exchange) -> None:
-    """Answers a request. Raises ApiError, OutriderError, ClientGone."""
-    given = await exchange.parameters(ChatParameters)
-    call_format = await exchange.tool_call_format(given.tools)
-    ask = await exchange.heavy(partial(chat_ask, given, call_format))
-    await exchange.generate(ask, ChatAnswer, given.model)
+class ChatParameters(GenerationParameters):
+    """Holds a request to /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Int32 | None = None
+    logprobs: bool = False
+    top_logprobs: Int32 | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: Literal[False] = False
+    echo: Literal[False] = False
 
 
-class ChatAnswer(ChoicesAnswer):
+def chat_ask(given: ChatParameters, tool_call_format: ToolCallFormat, renamed: Sequence[tuple[str, str]] = ()) -> Ask:
+    """Returns what a request to /v1/chat/completions asks for. Raises ApiError.
+
+    Args:
+        given: The request.
+        tool_call_format: How the model writes calls of tools.
+        renamed: Names of the fields in a request of another API that was converted to this one, as in `FieldNames`.
+    """
+    options = options_of(given)
+    renamed = [*renamed, *CHAT_NAMES, ("report.logprobs", "top_logprobs")]
+    if given.max_completion_tokens is not None:
+        if given.max_tokens not in (None, given.max_completion_tokens):
+            raise invalid("max_tokens", "must be unset with max_completion_tokens, which says the same")
+        options["max_tokens"] = given.max_completion_tokens
+        renamed.append(("sampling.max_tokens", "max_completion_tokens"))
+    if given.top_logprobs and not given.logprobs:
+        raise invalid("top_logprobs", "must be unset or 0 unless logprobs is true")
+    if given.logprobs:
+        options["logprobs"] = given.top_logprobs or 0
+    for name in _OF_CHATS:
+        if (value := getattr(given, name)) is not None:
+            options[name] = value  # type: ignore[literal-required]
+    choice, is_parallel, tool_use = given.tool_choice, given.parallel_tool_calls, None
+    if given.tools:
+        if choice != "none":
+            tool_use = ToolUse(tool_call_format, given.tools)
+            # The markers of a call may be special tokens.
+            options.setdefault("skip_special_tokens", False)
+        renamed.append(("structured_outputs.grammar", "tools"))
+    else:
+        # Without tools there are no calls, and "auto" is the default that answers repeat.
+        choice, is_parallel = None if choice == "auto" else choice, None
+    messages = [without_notes(message) for message in given.messages]
+    ask = ask_of(given, [cast(Prompt, messages)], options, renamed, tool_use=tool_use)
+    try:
+        return replace(ask, options=hold_calls(options, tool_call_format, choice, is_parallel))
+    except (TypeError, ValueError) as error:
+        raise from_option(error, ask.names) from None
+
+
+class ChatAnswer(ChoicesAnswer[ChatParameters]):
     """Writes the texts of a chat."""
 
     object = "chat.completion"
@@ -60,18 +120,14 @@ class ChatAnswer(ChoicesAnswer):
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = [_call(call, call.arguments) for call in calls]
-        choice = {
+        return {
             "index": index,
             "message": message,
             "logprobs": await self._logprobs(result),
             "finish_reason": reply.ended(index, result).finish_reason,
             "stop_reason": self.stop_reason(result),
+            **self.details(result, chunks),
         }
-        if self.ask.returns_token_ids:
-            choice["token_ids"] = list(result.token_ids)
-        if self.ask.reports:
-            choice["speculation"] = reports.token_report(chunks, len(result.text))
-        return choice
 
     async def stream(self, outputs: Outputs, stream: EventStream) -> None:
         """Sends the answer piece by piece."""
@@ -79,10 +135,10 @@ class ChatAnswer(ChoicesAnswer):
         results: list[Result | None] = [None] * outputs.num_choices
         texts = TextEvents(self.base, lambda index, piece: _delta(index, {"content": piece}), outputs.num_choices)
         for index in range(outputs.num_choices):
-            first = {**self.base, "choices": [_delta(index, {"role": "assistant", "content": ""})]}
+            more = {}
             if ask.returns_token_ids and index == 0:
-                first["prompt_token_ids"] = list(outputs.generations[0].prompt_token_ids)
-            await stream.send(event_of(first))
+                more["prompt_token_ids"] = list(outputs.generations[0].prompt_token_ids)
+            await stream.send(self.event(_delta(index, {"role": "assistant", "content": ""}), **more))
         if not (ask.tool_use or self.has_details):
             async for choice, event in outputs:
                 if isinstance(event, Chunk):
@@ -99,7 +155,6 @@ class ChatAnswer(ChoicesAnswer):
                 ):
                     await stream.send(await self._piece(outputs, said))
         await self.end(stream, results)
-        await stream.send(DONE)
 
     async def _piece(self, outputs: Outputs, said: Said) -> bytes:
         delta: dict[str, Any] = {}
@@ -111,17 +166,11 @@ class ChatAnswer(ChoicesAnswer):
         choice, chunk = _delta(said.choice, delta), said.chunk
         if chunk is not None:
             choice["logprobs"] = await self._logprobs(chunk)
-            if self.ask.returns_token_ids:
-                choice["token_ids"] = list(chunk.token_ids)
-            if self.ask.reports:
-                choice["speculation"] = await reports.chunk_report(self.upstream, chunk, self.ask.reports)
-        return event_of({**self.base, "choices": [choice], **self.usage_so_far(outputs, chunk)})
+        return await self.piece_event(outputs, choice, chunk)
 
     def _end(self, ended: Ended, results: list[Result | None]) -> bytes:
         results[ended.choice] = ended.result
-        choice = {**_delta(ended.choice, {}), "finish_reason": ended.finish_reason}
-        choice["stop_reason"] = self.stop_reason(ended.result)
-        return event_of({**self.base, "choices": [choice], **self.last_words(results)})
+        return self.last_event(_delta(ended.choice, {}), ended.finish_reason, ended.result, results)
 
     async def _logprobs(self, told: Chunk | Result) -> dict[str, Any] | None:
         if "logprobs" not in self.ask.options:
@@ -149,3 +198,6 @@ def _call_deltas(parts: Sequence[Part]) -> list[dict[str, Any]]:
                 delta = deltas.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
                 delta["function"]["arguments"] += part.arguments
     return list(deltas.values())
+
+
+chat_completions = Dialect(ChatParameters, chat_ask, ChatAnswer)

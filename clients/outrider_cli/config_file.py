@@ -28,8 +28,11 @@ Flags = Mapping[str, Sequence[str]]
 """Keys, as "SECTION.KEY", that a flag of a command stands for. The first of them is the flag's default."""
 
 SETTINGS = {
-    name: (f"outrider.{name}.settings", f"{name.title()}Settings")
-    for name in ("verifier", "speculator", "datastore", "gateway", "edge")
+    **{
+        name: (f"outrider.{name}.settings", f"{name.title()}Settings")
+        for name in ("verifier", "speculator", "datastore", "edge")
+    },
+    "gateway": ("outrider_gateway.settings", "GatewaySettings"),
 }
 """Module and class of the settings of each service. Only a file needs them: they import what servers need."""
 _OF_TLS = ("tls_cert", "tls_key", "tls_client_ca")

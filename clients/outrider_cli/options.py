@@ -102,7 +102,6 @@ NEED_JSON = tuple(field.name for field in ReportParams.DESCRIPTOR.fields)
 _WITHOUT_FLAGS = {
     *("resume", "resume_token_ids", "resume_timeout_s", "stall_timeout_s", "structured_outputs"),
     *(METHOD_MESSAGES.keys() | CHAT_OPTIONS),
-    *("tool_call_format", "parallel_tool_calls"),
 }
 """Options that are for programs, or are given by other flags."""
 _WRITTEN: dict[str, tuple[Any, str]] = {

@@ -2,7 +2,7 @@
 
 v1/          generated code of protos/outrider/v1
 core/        pure logic on token ids: draft tree, session, acceptance, noise; drafting/, auto/, retrieval/
-models/      everything with tensors: loading, the packed forward, sampling, the engine's thread; hub/, demo/
+models/      everything with tensors: loading, the packed forward, sampling, the engine's thread; hub, demo/
 wire/        messages to values and back: conversion, handshake, errors, channels
 telemetry/   metrics, traces, logs
 security/    callers, credentials, certificates, the gate, quotas

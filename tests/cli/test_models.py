@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from outrider_cli.models import download, progress_line
+from outrider_cli.models import download
 from tests.support.hub_server import Hub, running_hub
 
 MODEL, COMMIT, WEIGHTS = "somebody/tiny", "0123456789abcdef0123456789abcdef01234567", "model.safetensors"
-CONFIG = b'{"model_type": "llama"}'
-
-
-def test_progress_has_the_name_the_bytes_and_the_rate() -> None:
-    line = progress_line("Qwen/Qwen3-8B", 1_200_000_000, 16_381_516_776, 10.0)
-    assert line == "downloading Qwen/Qwen3-8B: 1.2 GB of 16.4 GB, 120.0 MB/s"
-    assert progress_line("a/b", 0, 999, 0.0) == "downloading a/b: 0 B of 999 B"
+LEN = 2_000_000
+HEADER = b'{"w": {"dtype": "U8", "shape": [%d], "data_offsets": [0, %d]}}' % (LEN, LEN)
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    WEIGHTS: len(HEADER).to_bytes(8, "little") + HEADER + b"w" * LEN,
+}
 
 
 def test_a_demo_model_and_a_folder_are_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with running_hub(Hub("demo/target", COMMIT, {"config.json": CONFIG})) as hub:
+    with running_hub(Hub("demo/target", COMMIT, FILES)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         monkeypatch.setenv("HF_HOME", str(tmp_path))
         download(["demo/target", str(tmp_path), "./nothing"], lambda line: pytest.fail(line))
@@ -35,7 +35,7 @@ def test_ctrl_c_ends_a_download_at_once_and_the_next_one_goes_on(
         raise KeyboardInterrupt
 
     lines: list[str] = []
-    with running_hub(Hub(MODEL, COMMIT, {"config.json": CONFIG, WEIGHTS: b"w" * 2_000_000})) as hub:
+    with running_hub(Hub(MODEL, COMMIT, FILES)) as hub:
         for name, value in {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
             monkeypatch.setenv(name, value)
         hub.gate.clear()  # nothing comes: only an end of the child lets the call return

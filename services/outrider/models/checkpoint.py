@@ -88,12 +88,18 @@ def cached_config(model_id: str) -> Path | None:
     return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
-def judge_folder(folder: Path) -> None:
-    """Judges a model that lies in a folder as a whole. Raises UnsupportedModel."""
+def judge_config_in(folder: Path) -> None:
+    """Judges a model by the config in a folder and the files next to it; weights need not be there. Raises
+    UnsupportedModel."""
     config = folder / CONFIG
     if not config.is_file():
         raise UnsupportedModel(_no_config(folder))
     judge_config(_read_json(config), folder)
+
+
+def judge_folder(folder: Path) -> None:
+    """Judges a model that lies in a folder as a whole. Raises UnsupportedModel."""
+    judge_config_in(folder)
     _judge_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise UnsupportedModel(f"no tokenizer in {folder}: it needs tokenizer.json, or what one is made of")

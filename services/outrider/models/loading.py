@@ -12,25 +12,22 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider.models.backend import backend_of
 from outrider.models.checkpoint import (
-    CONFIGS,
     DEMO_PREFIX,
     NUM_NAMED,
     UnknownModel,
     UnsupportedModel,
-    judge_checkpoint,
     judge_config,
     judge_tensors,
 )
 from outrider.models.demo.inflate import forget, inflate
 from outrider.models.demo.names import UNTRAINED, demo_folder, parse_inflation
 from outrider.models.exactness import Exactness, NotExact, make_exact
+from outrider.models.hub import NotFetched, download, progress_line
 from outrider.models.kv_cache import TILE
 from outrider.models.names import is_here, why_no_model
 from outrider.models.pool_size import Beside, NoMemory, NoRoom, check_weights_memory, num_blocks
@@ -261,9 +258,7 @@ def read_weights(settings: ModelFlags, on_step: Callable[[str], None] = lambda _
         raise CannotLoadModel(f"--model {settings.model}: {why}")
     with _named_by_flags(settings):
         if not is_here(settings.model):
-            # The config tells most errors, so it is fetched and judged before the slow download.
-            snapshot_download(settings.model, allow_patterns=CONFIGS)
-            judge_checkpoint(settings.model)
+            download(settings.model, show=lambda done, total: on_step(progress_line(settings.model, done, total)))
         return build_hf_model(settings.model, settings.dtype, device=settings.device)
 
 
@@ -274,9 +269,8 @@ def _named_by_flags(settings: ModelFlags) -> Iterator[None]:
         yield
     except NotExact as error:
         raise CannotLoadModel(f"--exact require: {settings.model} is not exact here: {error}") from error
-    except (UnsupportedModel, NoMemory, OSError) as error:
-        # OSError is what transformers raises for a name that is neither a folder nor on the hub. In one line, because a
-        # service's last line says why it ends.
+    except (UnsupportedModel, NotFetched, NoMemory, OSError) as error:
+        # In one line, because a service's last line says why it ends.
         raise CannotLoadModel(f"--model {settings.model}: {_reason(error)}") from error
     except torch.OutOfMemoryError as error:
         # The first sentences say what was asked for and what was free.
@@ -293,11 +287,6 @@ def _named_by_flags(settings: ModelFlags) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RepositoryNotFoundError):
-            return "there is no such folder, and no such model on the hub, or it asks for an account (HF_TOKEN)"
-        cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from outrider.models.checkpoint import DEMO_PREFIX, UnsupportedModel, cached_config, judge_checkpoint
 from outrider.models.demo.names import DEMO_FOLDER, demo_folder
-from outrider.models.hub.repository import why_no_hub
+from outrider.models.hub import why_no_hub
 
 
 def is_here(model_id: str) -> bool:
@@ -30,7 +30,7 @@ def why_no_model(model_id: str) -> str:
         return ""
     if "/" not in model_id:
         return "no such folder and no demo model; a name on the hub has an owner, like Qwen/Qwen3-0.6B"
-    why = "it is switched off by HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else why_no_hub()
+    why = why_no_hub()
     return f"the hub cannot be reached ({why}); a folder or a demo name works offline" if why else ""
 
 

@@ -1,1 +1,0 @@
-"""Finds, fetches and checks models of the Hugging Face hub."""

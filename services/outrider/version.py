@@ -1,3 +1,3 @@
 """The version of everything that is installed together."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -61,8 +61,8 @@ def test_the_dockerfile_builds_every_image_of_ours() -> None:
     [
         "outrider/verifier",
         "outrider/verifier:latest",
-        "outrider/verifer:0.1.0",
-        "elsewhere/verifier:0.1.0",
+        "outrider/verifer:0.2.0",
+        "elsewhere/verifier:0.2.0",
         "outrider/verifier:0.0.0",
         "outrider/verifier@sha256:12",
     ],

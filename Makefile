@@ -6,11 +6,15 @@ BIN := $(VENV)/bin
 GENERATED := services
 # Wheels of torch by PyTorch's own index: cpu, cu130, ... Empty: those of the package index, which bring CUDA on Linux.
 TORCH_INDEX ?=
-TORCH_WHEELS := $(if $(TORCH_INDEX),--extra-index-url https://download.pytorch.org/whl/$(TORCH_INDEX))
+# Installs with uv where it is there; `make UV= ...` takes pip, whose configuration (indexes, proxies) uv does not read.
+UV ?= $(shell command -v uv)
+UV_INSTALL = $(UV) pip install --python $(BIN)/python $(if $(TORCH_INDEX),--torch-backend $(TORCH_INDEX))
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
+	$(if $(TORCH_INDEX),--extra-index-url https://download.pytorch.org/whl/$(TORCH_INDEX))
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy coverage checkov check lint laws fmt proto demo-models clean
+.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy test-browser coverage checkov check lint laws fmt proto lock demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +51,9 @@ gpu: $(VENV)/.dev  ## Tests what needs a GPU, then measures it, in 10 minutes
 test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, images
 	$(BIN)/pytest tests/deploy $(ARGS)
 
+test-browser: $(VENV)/.dev  ## Looks at the gateway's page in Chromium
+	$(BIN)/pytest tests/gateway/page tests/e2e/test_page.py $(ARGS)
+
 coverage: $(VENV)/.dev  ## Runs the tests and counts the lines that they reach
 	$(BIN)/pytest $(PARALLEL) -m "not suite" --ignore=tests/e2e --cov --cov-report= --cov-fail-under=0 $(ARGS)
 	$(BIN)/pytest -m "not suite" tests/e2e --cov --cov-append --cov-report=term:skip-covered --cov-report=xml $(ARGS)
@@ -81,14 +88,20 @@ clean:  ## Deletes what was built, the virtual environment included
 	rm -rf $(VENV) $(VENV)-checkov build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp for each set of extras: installed anew when pyproject.toml changes.
+# Versions for every platform and Python. Not those of CUDA's packages: each build of torch names its own.
+lock:  ## Chooses the newest versions that pyproject.toml allows, into constraints.txt; needs uv
+	uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --extra triton --no-annotate \
+		--custom-compile-command "make lock" --output-file constraints.all pyproject.toml
+	grep -v '^nvidia-\|^cuda-' constraints.all > constraints.txt && rm constraints.all
+
+# One stamp for each set of extras: installed anew when pyproject.toml or constraints.txt changes.
 $(VENV)/.demo: EXTRA := demo
 $(VENV)/.dev: EXTRA := dev
 $(VENV)/.triton: EXTRA := triton
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.triton: pyproject.toml | $(BIN)/python
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.triton: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing outrider[$(EXTRA)] into $(VENV): some minutes, $(if $(filter triton,$(EXTRA)),0.7 GB,1.3 GB with torch for CPUs)"
 	@$(if $(TORCH_INDEX),,echo "on Linux torch brings CUDA, several GB more; for CPUs alone: make TORCH_INDEX=cpu $(MAKECMDGOALS)")
-	@$(BIN)/python -m pip install --disable-pip-version-check $(TORCH_WHEELS) -e '.[$(EXTRA)]'
+	@.ci/quietly $(VENV)/install.log $(if $(UV),$(UV_INSTALL),$(PIP_INSTALL)) -c constraints.txt -e '.[$(EXTRA)]'
 	@touch $@
 
 # Of its own: it needs other versions of what the project needs.

@@ -56,11 +56,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "models" / "target"
 
 
-def start(hub: Hub, home: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
+def start(hub: Hub, home: Path, *arguments: str, name: str = MODEL, **env: str) -> subprocess.Popen[str]:
     """Starts the program, with a home of its own."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
     return subprocess.Popen(
-        [sys.executable, "-m", "outrider.models.hub", MODEL, *arguments],
+        [sys.executable, "-m", "outrider.models.hub", name, *arguments],
         env=bare | {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HOME": str(home)} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -73,9 +73,9 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def cache(hub: Hub, home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def cache(hub: Hub, home: Path, *arguments: str, name: str = MODEL, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs the program, which puts the model into the cache."""
-    return ended(start(hub, home, *arguments, **env))
+    return ended(start(hub, home, *arguments, name=name, **env))
 
 
 def fetch(hub: Hub, folder: Path, revision: str = COMMIT, **env: str) -> subprocess.CompletedProcess[str]:
@@ -197,6 +197,11 @@ def test_a_folder_that_holds_something_else_is_left_alone(hub: Hub, folder: Path
     (folder / name).write_text(held)
     assert f"{folder} holds {held}" in complaint(fetch(hub, folder), OCCUPIED)
     assert (folder / name).read_text() == held
+
+
+def test_what_can_be_no_name_is_said_to_be_none(hub: Hub, tmp_path: Path) -> None:
+    done = cache(hub, tmp_path, name="a--b/..")
+    assert (done.returncode, done.stderr) == (NO_SUCH_MODEL, "error: a--b/..: is no name of a model on the hub\n")
 
 
 def test_a_gated_model_needs_the_token(hub: Hub, folder: Path) -> None:

@@ -97,7 +97,7 @@ def is_cached(model: str, revision: str = "main") -> bool:
     find = partial(snapshot_download, allow_patterns=NEEDED, ignore_patterns=BELOW, local_files_only=True)
     try:
         judge_folder(Path(find(model, revision=revision)))
-    except (LocalEntryNotFoundError, UnsupportedModel):
+    except (HFValidationError, LocalEntryNotFoundError, UnsupportedModel):
         return False
     return True
 

@@ -66,14 +66,13 @@ HOMES = {
     "llguidance": ("services/outrider/models/structure.py",),
     "redis": ("services/outrider/datastore/redis/",),
     "hiredis": ("services/outrider/datastore/redis/",),
-    "pydivsufsort": ("services/outrider/datastore/", "clients/outrider_bench/workers/"),
+    "pydivsufsort": ("services/outrider/datastore/",),
     "starlette": ("clients/outrider_gateway/",),
     "uvicorn": ("clients/outrider_gateway/run.py", "clients/outrider_gateway/connections.py"),
     "prometheus_client": ("services/outrider/telemetry/metrics.py",),
     "opentelemetry": (
         "services/outrider/telemetry/tracing.py",
         "services/outrider/server/export.py",
-        "clients/outrider_bench/workers/span_collector.py",
     ),
     "typer": ("clients/outrider_cli/", "clients/outrider_bench/"),
     "matplotlib": ("clients/outrider_bench/",),
@@ -214,7 +213,7 @@ def test_benchmarks_reach_into_services_in_their_workers_only() -> None:
         # Baselines run the same models without the services; a worker measures inside its own process.
         allowed = CLIENT_IMPORTS | {"models"}
         if path.is_relative_to(BENCH / "workers"):
-            allowed |= {"datastore", "server", "verifier", "speculator"}
+            allowed |= {"server", "verifier", "speculator"}
         wrong = own_packages(path) - allowed
         assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
 

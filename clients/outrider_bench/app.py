@@ -19,21 +19,13 @@ from outrider_bench.config import (
     GOODPUT_METRICS,
     GPU_PARTS,
     METHODS,
-    NETWORK_PARTS,
     PARTS,
     SIMULATED_PARTS,
-    STRUCTURED_PARTS,
     BenchConfig,
-    DatastoreConfig,
-    FaultsConfig,
-    GatewayConfig,
     GpuConfig,
     MethodsConfig,
-    NetworkConfig,
-    ObservabilityConfig,
     PairConfig,
     ServeConfig,
-    StructuredConfig,
     SuiteConfig,
     parse_cores,
     parse_counts,
@@ -50,8 +42,7 @@ from outrider_cli.options import METHOD_PARAMS_EPILOG, NEED_JSON, generating, se
 from outrider_client.channel import ChannelSecurity, SecurityOptions
 from outrider_client.requests import GenerateOptions
 
-_GENERATION, _SUITE, _FAULTS, _PAIR, _SERVE = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig(), ServeConfig()
-_STRUCTURED, _GPU = StructuredConfig(), GpuConfig()
+_GENERATION, _SUITE, _PAIR, _SERVE, _GPU = BenchConfig(), SuiteConfig(), PairConfig(), ServeConfig(), GpuConfig()
 _MODELS = "Models"
 """Group of the flags that name them."""
 
@@ -361,60 +352,6 @@ def serve(
 
 @command()
 @with_output
-@secured
-def structured(
-    *,
-    parts: Annotated[str, typer.Option(help=f"Parts to measure, of {', '.join(STRUCTURED_PARTS)}.")] = ",".join(
-        STRUCTURED_PARTS
-    ),
-    methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}; off always takes part.")] = ",".join(
-        _STRUCTURED.methods
-    ),
-    address: Annotated[
-        str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
-    ] = None,
-    repeats: Repeats = _SUITE.repeats,
-    seed: Seed = _SUITE.seed,
-    cores: Cores = "auto",
-    quick: Quick = False,
-    output: Output,
-    security: SecurityOptions,
-) -> None:
-    """Measures what it costs that an output obeys a schema, and what drafts bring then; and other parameters."""
-    with checked():
-        config = StructuredConfig(
-            repeats,
-            seed,
-            # A server that runs already is not ours to pin, and may be on another machine.
-            _cores(cores) if address is None else (),
-            quick,
-            parse_names("--parts", parts, STRUCTURED_PARTS),
-            parse_names("--methods", methods, METHODS),
-            address,
-        )
-        if address is not None:
-            ChannelSecurity(**security).credentials_for(address)  # only for its errors, here where they are wrong usage
-    _run("structured", config, output, security)
-
-
-@command()
-@with_output
-def gateway(
-    *,
-    repeats: Repeats = _SUITE.repeats,
-    seed: Seed = _SUITE.seed,
-    cores: Cores = "auto",
-    quick: Quick = False,
-    output: Output,
-) -> None:
-    """Measures what HTTP costs beside gRPC: speed, CPU time, the first text, the end of a closed connection."""
-    with checked():
-        config = GatewayConfig(repeats, seed, _cores(cores), quick)
-    _run("gateway", config, output)
-
-
-@command()
-@with_output
 def gpu(
     *,
     device: Annotated[str, typer.Option(help="Device of both models, like cuda:0.")] = _GPU.device,
@@ -474,77 +411,6 @@ def gpu(
             output.folder and output.folder / "cells",
         )
     _run("gpu", config, output)
-
-
-@command()
-@with_output
-def network(
-    *,
-    parts: Annotated[str, typer.Option(help=f"Parts to measure, of {', '.join(NETWORK_PARTS)}.")] = ",".join(
-        NETWORK_PARTS
-    ),
-    repeats: Repeats = _SUITE.repeats,
-    seed: Seed = _SUITE.seed,
-    cores: Cores = "auto",
-    quick: Quick = False,
-    output: Output,
-) -> None:
-    """Measures the methods over longer and longer round trips, the bytes they take, and a network that loses packets.
-
-    The lossy network needs a user who may make network namespaces; others get a proxy without loss in its place.
-    """
-    with checked():
-        config = NetworkConfig(repeats, seed, _cores(cores), quick, parse_names("--parts", parts, NETWORK_PARTS))
-    _run("network", config, output)
-
-
-@command()
-@with_output
-def datastore(
-    *,
-    repeats: Repeats = _SUITE.repeats,
-    seed: Seed = _SUITE.seed,
-    cores: Cores = "auto",
-    quick: Quick = False,
-    output: Output,
-) -> None:
-    """Measures how fast the retrieval datastore is, and what it loses when something fails, beside its targets."""
-    with checked():
-        config = DatastoreConfig(repeats, seed, _cores(cores), quick)
-    _run("datastore", config, output)
-
-
-@command()
-@with_output
-def faults(
-    *,
-    minutes: Annotated[float, typer.Option(help="How long the faults go on.")] = _FAULTS.minutes,
-    faults: Annotated[int, typer.Option(help="How many faults there are.")] = _FAULTS.num_faults,
-    sessions: Annotated[int, typer.Option(help="How many clients generate meanwhile.")] = _FAULTS.num_sessions,
-    seed: Seed = _FAULTS.seed,
-    quick: Quick = False,
-    output: Output,
-) -> None:
-    """Measures what callers notice while Redis, datastore, speculator and verifiers are killed, stopped and cut off."""
-    with checked():
-        config = FaultsConfig(minutes, faults, sessions, seed, quick)
-    _run("faults", config, output)
-
-
-@command()
-@with_output
-def observability(
-    *,
-    repeats: Repeats = _SUITE.repeats,
-    seed: Seed = _SUITE.seed,
-    cores: Cores = "auto",
-    quick: Quick = False,
-    output: Output,
-) -> None:
-    """Measures what reading metrics and recording traces cost, in turns with neither."""
-    with checked():
-        config = ObservabilityConfig(repeats, seed, _cores(cores), quick)
-    _run("observability", config, output)
 
 
 def _run(suite: str, config: object, output: Output, *more: object) -> None:

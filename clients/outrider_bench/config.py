@@ -33,10 +33,6 @@ SIMULATED_PARTS = (
     "simulated-batch",
 )
 """Parts of the methods' suite in simulated time: they are named to be run, and need neither services nor quiet."""
-NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
-"""Parts of the network's suite."""
-STRUCTURED_PARTS = ("mask", "forced", "schemas", "texts", "parameters")
-"""Parts of the suite of structured output."""
 GPU_PARTS = ("services", "peers", "micro")
 """Parts of the GPU suite: our services, other programs with the same weights, and single parts of a forward."""
 MAX_CHAIN_LEN = 32
@@ -121,22 +117,6 @@ class SuiteConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DatastoreConfig(SuiteConfig):
-    """A run of the datastore's suite, fully decided. Its first core is that of Redis and the datastore, the other that
-    of those who ask."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObservabilityConfig(SuiteConfig):
-    """A run of the suite of metrics and traces, fully decided. A repeat is several rounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayConfig(SuiteConfig):
-    """A run of the gateway's suite, fully decided."""
-
-
-@dataclass(frozen=True, slots=True)
 class PartsConfig(SuiteConfig):
     """A run of a suite of which parts can be chosen."""
 
@@ -203,33 +183,6 @@ class PairConfig(SuiteConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkConfig(PartsConfig):
-    """A run of the network's suite, fully decided."""
-
-    parts: tuple[str, ...] = NETWORK_PARTS
-
-    def __post_init__(self) -> None:
-        self.check(NETWORK_PARTS)
-        # The simulation takes its overhead and latency from the measured round trips, and is held beside them.
-        is_measured = "rtt" in self.parts or "simulation" not in self.parts
-        _require(is_measured, "--parts", "a list with rtt in it for simulation", _joined(self.parts))
-
-
-@dataclass(frozen=True, slots=True)
-class StructuredConfig(PartsConfig):
-    """A run of the suite of structured output, fully decided."""
-
-    parts: tuple[str, ...] = STRUCTURED_PARTS
-    methods: tuple[str, ...] = ("off", "auto", "pearl", "best-first")
-    """Methods that are measured with and without a mask, and with schemas; `off` always takes part."""
-    address: str | None = None
-    """A verifier that runs already; None means that the suite starts services."""
-
-    def __post_init__(self) -> None:
-        self.check(STRUCTURED_PARTS)
-
-
-@dataclass(frozen=True, slots=True)
 class GpuConfig:
     """A run of the GPU suite, fully decided."""
 
@@ -271,26 +224,6 @@ class GpuConfig:
         _require(fits, "--contexts", rule, _joined(self.contexts))
         _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
         _require(0 < self.minutes <= 24 * 60, "--minutes", "in (0, 1440]", self.minutes)
-        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class FaultsConfig:
-    """A run of the faults' suite, fully decided."""
-
-    minutes: float = 30.0
-    num_faults: int = 200
-    """They begin at equal distances."""
-    num_sessions: int = 8
-    seed: int = 0
-    """Decides the faults, and what is generated meanwhile."""
-    is_quick: bool = False
-    """True means few faults of each kind, in under a minute: they show that it works, not how often."""
-
-    def __post_init__(self) -> None:
-        _require(0 < self.minutes <= 24 * 60, "--minutes", "in (0, 1440]", self.minutes)
-        _require(self.num_faults >= 1, "--faults", ">= 1", self.num_faults)
-        _require(self.num_sessions >= 1, "--sessions", ">= 1", self.num_sessions)
         _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
 
 

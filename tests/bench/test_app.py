@@ -15,13 +15,10 @@ from typer.testing import CliRunner
 from outrider_bench import app as app_module
 from outrider_bench.app import app
 from outrider_bench.config import (
-    NETWORK_PARTS,
     PARTS,
-    STRUCTURED_PARTS,
     BenchConfig,
     MethodsConfig,
     ServeConfig,
-    StructuredConfig,
 )
 
 GENERATION = [
@@ -76,19 +73,6 @@ OTHERS = [
     ("pair --family --draft demo/draft-c5", "--target and --draft must be their defaults with --family"),
     ("pair --address h:1 --target demo/target", "--target and --draft must be their defaults with --address"),
     ("pair --address h:1 --family", "--family must be unset with --address"),
-    ("network --parts rtt,magic", "--parts must be one of rtt, simulation, bytes, wan, edge, got 'magic'"),
-    ("network --parts=", "--parts must be some of rtt, simulation, bytes, wan, edge"),
-    ("network --parts simulation", "--parts must be a list with rtt in it for simulation"),
-    ("structured --parts masks", "--parts must be one of mask, forced, schemas, texts, parameters, got 'masks'"),
-    ("structured --parts=", "--parts must be some of mask, forced, schemas, texts, parameters"),
-    ("structured --methods off,magic", "--methods must be one of off, speculative, pearl, retrieval"),
-    ("structured --repeats 0", "--repeats must be >= 1, got '0'"),
-    ("structured --address h:1", "h:1 is not on this machine: --ca-file is needed for TLS"),
-    ("network --repeats 0", "--repeats must be >= 1, got '0'"),
-    ("datastore --repeats 0", "--repeats must be >= 1, got '0'"),
-    ("datastore --seed -1", "--seed must be in [0, 2**32), got '-1'"),
-    ("datastore --cores zero", "--cores must be auto, none, or one or two of the cores"),
-    ("datastore --out /proc/nothing", "--out must be a folder that can be written to"),
     ("gpu --device tpu", "--device must be cuda, cuda:NUMBER or cpu, got 'tpu'"),
     ("gpu --size 70b", "--size must be one of 8b, tiny, got '70b'"),
     ("gpu --weights mine", "--weights must be one of widened, random, got 'mine'"),
@@ -99,10 +83,6 @@ OTHERS = [
     ("gpu --size tiny --contexts 2048", "--contexts must be at most 2032 with --size tiny and --max-tokens 16"),
     ("gpu --max-tokens 1", "--max-tokens must be >= 2"),
     ("gpu --minutes 0", "--minutes must be in (0, 1440], got '0.0'"),
-    ("faults --minutes 0", "--minutes must be in (0, 1440], got '0.0'"),
-    ("faults --faults 0", "--faults must be >= 1, got '0'"),
-    ("faults --sessions 0", "--sessions must be >= 1, got '0'"),
-    ("observability --repeats 0", "--repeats must be >= 1, got '0'"),
     ("serve --request-rate 1,0", "--request-rate must be a number > 0, or inf, got '0'"),
     ("serve --request-rate 1,nan", "--request-rate must be a number > 0, or inf, got 'nan'"),
     ("serve --request-rate fast", "--request-rate must be a number > 0, or inf, got 'fast'"),
@@ -131,35 +111,13 @@ OTHERS = [
     ("serve --out /proc/nothing", "--out must be a folder that can be written to"),
 ]
 MISPLACED = [
-    ("methods --methods off", "--methods is a flag of outrider bench generation, structured, gpu, not of methods"),
+    ("methods --methods off", "--methods is a flag of outrider bench generation, gpu, not of methods"),
     ("methods --rtt-ms 0", "--rtt-ms is a flag of outrider bench generation, not of methods"),
-    ("network --rtt-ms=10", "--rtt-ms is a flag of outrider bench generation, not of network"),
-    (
-        "datastore --parts card",
-        "--parts is a flag of outrider bench methods, structured, gpu, network, not of datastore",
-    ),
-    ("datastore --target-dtype bf16", "--target-dtype is a flag of outrider bench generation, not of datastore"),
-    ("datastore --faults 3", "--faults is a flag of outrider bench faults, not of datastore"),
-    (
-        "observability --address h:1",
-        "--address is a flag of outrider bench generation, pair, serve, structured, not of observability",
-    ),
-    ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, pair, serve, structured, not of faults"),
-    ("network --llama-server sh", "--llama-server is a flag of outrider bench generation, methods, not of network"),
-    (
-        "faults --cores 0",
-        "--cores is a flag of outrider bench generation, methods, pair, serve, structured, gateway, network, "
-        "datastore, observability",
-    ),
-    ("--parts card", "--parts is a flag of outrider bench methods, structured, gpu, network, not of generation"),
+    ("--parts card", "--parts is a flag of outrider bench methods, gpu, not of generation"),
     ("--request-rate 3", "--request-rate is a flag of outrider bench serve, not of generation"),
-    ("serve --methods off", "--methods is a flag of outrider bench generation, structured, gpu, not of serve"),
-    ("--minutes 3", "--minutes is a flag of outrider bench gpu, faults, not of generation"),
-    (
-        "generation --quick",
-        "--quick is a flag of outrider bench methods, pair, structured, gateway, network, datastore, faults, "
-        "observability",
-    ),
+    ("serve --methods off", "--methods is a flag of outrider bench generation, gpu, not of serve"),
+    ("--minutes 3", "--minutes is a flag of outrider bench gpu, not of generation"),
+    ("generation --quick", "--quick is a flag of outrider bench methods, pair, not of generation"),
 ]
 
 
@@ -188,17 +146,17 @@ def test_a_flag_of_another_suite_says_where_it_belongs(line: str, message: str) 
     assert complaint(*line.split()).startswith(message)
 
 
-@pytest.mark.parametrize("line", ["fault", "--suite fault", "--suite=fault --quick", "fault --seed 3"])
+@pytest.mark.parametrize("line", ["serv", "--suite serv", "--suite=serv --quick", "serv --seed 3"])
 def test_an_unknown_suite_names_the_nearest_one(line: str) -> None:
     message = complaint(*line.split())
-    suites = "generation, methods, pair, serve, structured, gateway, gpu, network, datastore, faults, observability"
-    assert f"must be one of {suites}, got 'fault'" in message
-    assert message.endswith("did you mean faults?\n")
+    suites = "generation, methods, pair, serve, gpu"
+    assert f"must be one of {suites}, got 'serv'" in message
+    assert message.endswith("did you mean serve?\n")
 
 
 def test_an_unknown_suite_like_no_other_lists_them_all() -> None:
-    assert complaint("xyz").endswith("observability, got 'xyz'\n")
-    assert complaint("--suite").endswith("observability, got ''\n")
+    assert complaint("xyz").endswith("gpu, got 'xyz'\n")
+    assert complaint("--suite").endswith("gpu, got ''\n")
 
 
 def test_a_file_of_prompts_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
@@ -248,16 +206,8 @@ def test_the_old_flag_of_the_suite_says_what_to_type(flag: list[str], runs: list
 
 
 def test_without_parts_a_suite_measures_all_of_them(runs: list[tuple[str, Any]]) -> None:
-    for suite in ("methods", "network", "structured"):
-        assert CliRunner().invoke(app, [suite]).exit_code == 0
-    assert [config.parts for _, config in runs] == [PARTS, NETWORK_PARTS, STRUCTURED_PARTS]
-
-
-def test_structured_output_is_measured_with_the_methods_that_are_named(runs: list[tuple[str, Any]]) -> None:
-    line = "structured --methods card,pearl+retrieval --parts texts,mask --address 127.0.0.1:1 --repeats 2"
-    assert CliRunner().invoke(app, line.split()).exit_code == 0
-    wanted = StructuredConfig(2, 0, (), False, ("texts", "mask"), ("card", "pearl+retrieval"), "127.0.0.1:1")
-    assert runs == [("structured", wanted)]
+    assert CliRunner().invoke(app, ["methods"]).exit_code == 0
+    assert [config.parts for _, config in runs] == [PARTS]
 
 
 def test_a_load_has_the_flags_of_vllm(runs: list[tuple[str, Any]]) -> None:
@@ -282,13 +232,7 @@ def test_every_suite_has_a_help_with_all_its_flags() -> None:
         "methods",
         "pair",
         "serve",
-        "structured",
-        "gateway",
         "gpu",
-        "network",
-        "datastore",
-        "faults",
-        "observability",
     ]
     commands: Any = get_command(app)
     for name, command in commands.commands.items():
@@ -312,12 +256,12 @@ def test_json_leaves_stdout_to_the_results(monkeypatch: pytest.MonkeyPatch) -> N
             return 1
 
         def results(self) -> dict[str, Any]:
-            return {"suite": "gateway", "failures": {"a": "b"}}
+            return {"suite": "pair", "failures": {"a": "b"}}
 
-    monkeypatch.setattr(app_module, "import_module", lambda _: SimpleNamespace(GatewaySuite=Found))
-    result = CliRunner().invoke(app, ["gateway", "--json", "--cores", "none"])
+    monkeypatch.setattr(app_module, "import_module", lambda _: SimpleNamespace(PairSuite=Found))
+    result = CliRunner().invoke(app, ["pair", "--json", "--cores", "none"])
     assert result.exit_code == 1
-    assert json.loads(result.stdout) == {"suite": "gateway", "failures": {"a": "b"}}
+    assert json.loads(result.stdout) == {"suite": "pair", "failures": {"a": "b"}}
     assert "a report" in result.stderr
-    result = CliRunner().invoke(app, ["gateway", "--cores", "none"])
+    result = CliRunner().invoke(app, ["pair", "--cores", "none"])
     assert result.stdout == "a report\n"

@@ -1,1 +1,0 @@
-"""The methods over networks: what distance and loss leave of their speed: `outrider bench network`."""

@@ -22,8 +22,8 @@ help:  ## Shows this
 demo: $(VENV)/.demo  ## Starts everything, streams a generation, compares the methods
 	@$(BIN)/outrider demo
 
-bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
-	@$(BIN)/outrider bench $(ARGS)
+bench: $(VENV)/.demo  ## Measures the methods; ARGS="--help" says what else
+	@$(BIN)/outrider bench $(or $(ARGS),generate)
 
 # Two workers, a file at a time: its tests share services that took seconds to start. Those of tests/e2e follow one after
 # the other: each starts as many processes as there are cores.

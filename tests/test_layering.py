@@ -75,7 +75,6 @@ HOMES = {
         "services/outrider/server/export.py",
     ),
     "typer": ("clients/outrider_cli/", "clients/outrider_bench/"),
-    "matplotlib": ("clients/outrider_bench/",),
     "gguf": ("clients/outrider_bench/workers/",),
 }
 """Third-party package -> where alone it may be imported."""

@@ -11,25 +11,20 @@ from typing import Annotated
 
 import typer
 
-from outrider.security.addresses import addresses_of
+from outrider.core.methods import METHODS as core_methods
 from outrider_bench.config import (
-    ARRIVALS,
     BASELINES,
     DTYPE_ALIASES,
-    GOODPUT_METRICS,
     GPU_PARTS,
     METHODS,
-    PARTS,
-    SIMULATED_PARTS,
+    PAIR_MODELS,
     BenchConfig,
     GpuConfig,
-    MethodsConfig,
     PairConfig,
+    PapersConfig,
     ServeConfig,
-    SuiteConfig,
     parse_cores,
     parse_counts,
-    parse_goodput,
     parse_list,
     parse_names,
     parse_numbers,
@@ -38,11 +33,10 @@ from outrider_bench.config import (
 from outrider_bench.output import RUN, Output, with_output
 from outrider_bench.suite_group import SuiteGroup, checked
 from outrider_cli.help import BriefCommand
-from outrider_cli.options import METHOD_PARAMS_EPILOG, NEED_JSON, generating, secured
+from outrider_cli.options import secured
 from outrider_client.channel import ChannelSecurity, SecurityOptions
-from outrider_client.requests import GenerateOptions
 
-_GENERATION, _SUITE, _PAIR, _SERVE, _GPU = BenchConfig(), SuiteConfig(), PairConfig(), ServeConfig(), GpuConfig()
+_GENERATE, _PAIR, _GPU = BenchConfig(), PairConfig(), GpuConfig()
 _MODELS = "Models"
 """Group of the flags that name them."""
 
@@ -76,23 +70,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="`outrider bench` without a subcommand is `outrider bench generation`.",
 )
 command = partial(app.command, cls=BriefCommand)
 
 
 @app.callback()
 def bench() -> None:
-    """Measures Outrider: speed, methods, a pair, a load, structured output, the gateway, and more."""
+    """Measures Outrider: methods, a load, a GPU, a pair of models, and what the papers claim."""
 
 
 @command()
 @with_output
 @secured
-def generation(
+def generate(
     *,
-    target: Target = _GENERATION.target,
-    draft: Draft = _GENERATION.draft,
+    target: Target = _GENERATE.target,
+    draft: Draft = _GENERATE.draft,
     dtype: Annotated[
         str,
         typer.Option(
@@ -101,10 +94,10 @@ def generation(
             help="What the target computes in: bfloat16, float32 or auto (demo: bfloat16, if the CPU has it).",
             rich_help_panel=_MODELS,
         ),
-    ] = _GENERATION.dtype,
-    draft_dtype: DraftDtype = _GENERATION.draft_dtype,
+    ] = _GENERATE.dtype,
+    draft_dtype: DraftDtype = _GENERATE.draft_dtype,
     methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}; off always takes part.")] = ",".join(
-        _GENERATION.methods
+        _GENERATE.methods
     ),
     baselines: Annotated[
         str, typer.Option(help="hf: transformers' generate, assisted generation and prompt lookup; bare: no services.")
@@ -127,7 +120,7 @@ def generation(
     ] = None,
     categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
     num_prompts: Annotated[int | None, typer.Option(help="Prompts to use, the categories taking turns.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = _GENERATION.max_tokens,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = _GENERATE.max_tokens,
     concurrency: Annotated[str, typer.Option(help="Generations at once; several = a row for each.")] = "1",
     rtt_ms: Annotated[
         str, typer.Option(help="Round-trip times added between verifier and speculator; several = a row for each.")
@@ -135,8 +128,8 @@ def generation(
     address: Annotated[
         str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
     ] = None,
-    repeats: Repeats = _GENERATION.repeats,
-    seed: Seed = _GENERATION.seed,
+    repeats: Repeats = _GENERATE.repeats,
+    seed: Seed = _GENERATE.seed,
     cores: Cores = "auto",
     output: Output,
     security: SecurityOptions,
@@ -170,29 +163,25 @@ def generation(
         channel_security = ChannelSecurity(**security)
         if address is not None:
             channel_security.credentials_for(address)  # only for its errors, here where they are wrong usage
-    _run("generation", config, output, channel_security)
+    _run("generate", config, output, channel_security)
 
 
 @command()
 @with_output
-def methods(
+def papers(
     *,
-    parts: Annotated[
-        str,
-        typer.Option(help=f"Parts to measure, of {', '.join(PARTS)}; in simulated time {', '.join(SIMULATED_PARTS)}."),
-    ] = ",".join(PARTS),
-    llama_server: LlamaServer = "",
-    repeats: Repeats = _SUITE.repeats,
-    seed: Seed = _SUITE.seed,
+    papers: Annotated[str, typer.Option(help="Papers, with commas between. Default: all.")] = "",
+    seed: Seed = 0,
     cores: Cores = "auto",
     quick: Quick = False,
     output: Output,
 ) -> None:
-    """Measures all methods, and what each paper claims for its own, on the demo pair."""
+    """Measures what the papers claim of their methods, on the demo pair in simulated time."""
+    from outrider_bench.papers.claims import PAPERS
+
     with checked():
-        chosen = parse_names("--parts", parts, (*PARTS, *SIMULATED_PARTS))
-        config = MethodsConfig(repeats, seed, _cores(cores), quick, chosen, llama_server)
-    _run("methods", config, output)
+        config = PapersConfig(parse_names("--papers", papers, PAPERS) if papers else PAPERS, seed, _cores(cores), quick)
+    _run("papers", config, output)
 
 
 @command()
@@ -216,7 +205,7 @@ def pair(
             "--address 6."
         ),
     ] = "",
-    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generation`.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generate`.")] = None,
     categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
     num_prompts: Annotated[
         int | None,
@@ -270,84 +259,55 @@ def pair(
     _run("pair", config, output, channel_security)
 
 
-@command(epilog=METHOD_PARAMS_EPILOG)
+@command()
 @with_output
-@secured
-@generating(without=("seed", "n", *NEED_JSON), max_tokens=128)
 def serve(
     *,
-    address: Annotated[
+    url: Annotated[
         str | None,
         typer.Option(
-            envvar="OUTRIDER_ADDRESS",
-            help="The verifier, HOST:PORT; several, with commas between them, are its replicas. Default: a stack of "
-            "our own on this machine.",
+            help="A gateway that runs already, http://HOST:PORT. Default: services of our own on this machine."
         ),
     ] = None,
+    guidellm: Annotated[str, typer.Option(help="Path of GuideLLM, which makes the load.")] = "guidellm",
+    methods: Annotated[str, typer.Option(help="Methods, with commas between; a run for each.")] = "off,auto",
     request_rate: Annotated[
-        str, typer.Option(help="Requests a second; several = a run for each; inf = all at once.")
+        str, typer.Option(help="Requests a second, as a Poisson process; several = a run for each; inf = all at once.")
     ] = "inf",
-    arrival: Annotated[str, typer.Option(help=f"How requests arrive: {' or '.join(ARRIVALS)}.")] = _SERVE.arrival,
-    burstiness: Annotated[
-        float,
-        typer.Option(help="Gaps of poisson are drawn from a gamma distribution of this shape: below 1 in bursts."),
-    ] = _SERVE.shape,
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="Most requests that run at a time; the others wait here. Default: no limit.")
-    ] = None,
     num_prompts: Annotated[
         int | None, typer.Option(help="Requests of each run; prompts come again. Default: each prompt once.")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generation`.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generate`.")] = None,
     categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME:MS NAME:MS",
-            help=f"Limits in milliseconds of {', '.join(GOODPUT_METRICS)}: counts the requests that keep all of them.",
-        ),
-    ] = None,
-    percentiles: Annotated[str, typer.Option(help="Percentiles of the latencies.")] = "50,90,99",
-    seed: Seed = _SERVE.seed,
-    save_detailed: Annotated[
-        bool, typer.Option("--save-detailed", help="Keeps the times of every request in the results.")
-    ] = False,
-    target: Target = _SERVE.target,
-    draft: Draft = _SERVE.draft,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 = greedy.")] = 0.7,
+    seed: Seed = 0,
+    target: Target = PAIR_MODELS[0],
+    draft: Draft = PAIR_MODELS[1],
     cores: Cores = "auto",
     output: Output,
-    options: GenerateOptions,
-    security: SecurityOptions,
 ) -> None:
-    """Measures a verifier under load: requests arrive at a rate, whatever it makes of them.
-
-    Flags and results have the names of `vllm bench serve`.
-    """
+    """Measures a gateway under load: GuideLLM sends requests at a rate, whatever the server makes of them."""
     with checked():
         chosen = read_prompts(prompts, categories, None)
         config = ServeConfig(
-            address=address,
+            url=url,
+            guidellm=guidellm,
+            methods=parse_names("--methods", methods, tuple(core_methods)),
             request_rates=parse_list(
                 "--request-rate", request_rate, float, "a number > 0, or inf", lambda rate: rate > 0
             ),
-            arrival=arrival,
-            shape=burstiness,
-            max_concurrency=max_concurrency,
             num_prompts=len(chosen) if num_prompts is None else num_prompts,
             prompts=chosen,
-            options=options,
-            goodput=parse_goodput(goodput or ()),
-            percentiles=parse_numbers("--percentiles", percentiles, "a number in (0, 100]", lambda one: 0 < one <= 100),
+            max_tokens=max_tokens,
+            temperature=temperature,
             seed=seed,
-            save_detailed=save_detailed,
             target=target,
             draft=draft,
             # A server that runs already is not ours to pin, and may be on another machine.
-            cores=_cores(cores) if address is None else (),
+            cores=_cores(cores) if url is None else (),
         )
-        for each in addresses_of(address) if address is not None else ():
-            ChannelSecurity(**security).credentials_for(each)  # only for its errors, here where they are wrong usage
-    _run("serve", config, output, security)
+    _run("serve", config, output)
 
 
 @command()
@@ -418,7 +378,7 @@ def _run(suite: str, config: object, output: Output, *more: object) -> None:
     with checked():
         output.check()
     # Imported only here: --help and wrong flags need none of it, and each suite only its own.
-    module = import_module(f"outrider_bench.suites.{suite}.suite")
+    module = import_module(f"outrider_bench.{suite}.suite")
     if status := output.of(getattr(module, f"{suite.title()}Suite")(config, *more)):
         sys.exit(status)
 

@@ -7,13 +7,9 @@ claims: both sides of a ratio, and the choice of the best of several, are of the
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
-
-from outrider_bench.result import Measurement
 
 NUM_DRAWS = 1000
 CONFIDENCE = 0.95
@@ -41,33 +37,30 @@ def draw(strata: Iterable[Sequence[int]], random: np.random.Generator) -> dict[i
     return drawn
 
 
-def with_intervals(
-    claims: Sequence[Measurement],
-    drawn_claims: Callable[[np.random.Generator], Sequence[Measurement]],
+def intervals_of(
+    count: int,
+    drawn_values: Callable[[np.random.Generator], Sequence[float | None]],
     seed: int,
     num_draws: int = NUM_DRAWS,
-) -> list[Measurement]:
-    """Give each claim the interval in which its value lies with 95 % confidence, as far as prompts decide it.
+) -> list[tuple[float, float] | None]:
+    """Returns the intervals in which values lie with 95 % confidence, as far as prompts decide them.
 
-    A claim gets none where nothing varies (a single prompt says nothing about others), and where more than one draw in
+    A value gets none where nothing varies (a single prompt says nothing about others), and where more than one draw in
     twenty has no value.
 
     Args:
-        claims: Of all that was measured; part and name tell them apart.
-        drawn_claims: Makes the same claims of a draw of the prompts.
+        count: Number of values.
+        drawn_values: Makes all values of a draw of the prompts.
         seed: Of the draws: the same seed gives the same intervals.
         num_draws: How often is drawn.
     """
     random = np.random.default_rng(seed)
-    values: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for _ in range(num_draws):
-        for one in drawn_claims(random):
-            if one.value is not None:
-                values[one.part, one.name].append(one.value)
-    return [replace(one, interval=_interval(values[one.part, one.name], num_draws)) for one in claims]
+    draws = [drawn_values(random) for _ in range(num_draws)]
+    return [_interval([one[index] for one in draws], num_draws) for index in range(count)]
 
 
-def _interval(values: Sequence[float], num_draws: int) -> tuple[float, float] | None:
+def _interval(drawn: Sequence[float | None], num_draws: int) -> tuple[float, float] | None:
+    values = [value for value in drawn if value is not None]
     if len(values) < max(1, MIN_SHARE * num_draws) or min(values) == max(values):
         return None
     outside = 100 * (1 - CONFIDENCE) / 2

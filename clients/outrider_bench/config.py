@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -13,26 +13,12 @@ from typing import TypeVar
 from outrider.core import methods
 from outrider_cli.failures import FlagError
 from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, load_prompts
-from outrider_client.requests import GenerateOptions
 
 METHODS = (*methods.METHODS, "speculative+retrieval", "pearl+retrieval")
 """`+retrieval` sets `SpeculationParams.retrieval`."""
 BASELINES = ("hf", "bare")
 DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
-PARTS = ("methods", "saguaro", "card", "double", "sources", "spacelike", "rows", "noise", "auto", "batch")
-"""Parts of the methods' suite: all methods, an ablation of each paper, and several generations at once."""
-SIMULATED_PARTS = (
-    "simulated-saguaro",
-    "simulated-card",
-    "simulated-double",
-    "simulated-spacelike",
-    "simulated-speculative",
-    "simulated-sources",
-    "simulated-published",
-    "simulated-batch",
-)
-"""Parts of the methods' suite in simulated time: they are named to be run, and need neither services nor quiet."""
 GPU_PARTS = ("services", "peers", "micro")
 """Parts of the GPU suite: our services, other programs with the same weights, and single parts of a forward."""
 MAX_CHAIN_LEN = 32
@@ -42,10 +28,7 @@ GPU_WEIGHTS = ("widened", "random")
 GPU_DRAFTERS = ("speculator", "in-process")
 _GPU_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 PAIR_MODELS = ("demo/target-100m", "demo/draft", "auto", "auto")
-"""Target and draft of the suites `pair` and `serve` where no flag names others, and their number formats."""
-ARRIVALS = ("poisson", "constant")
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-"""Latencies of a request that --goodput can limit."""
+"""Target and draft of `pair` and `serve` where no flag names others, and their number formats."""
 T = TypeVar("T")
 
 
@@ -100,53 +83,30 @@ class BenchConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SuiteConfig:
-    """Holds what all suites but the first are configured with."""
+class PapersConfig:
+    """A run of the papers' claims, fully decided."""
 
-    repeats: int = 3
+    papers: tuple[str, ...]
     seed: int = 0
-    """Keys what is random: the sampling, or made-up token streams."""
     cores: tuple[int, ...] = ()
-    """The target's core, then the core of everything else; empty = not pinned."""
+    """Cores that simulate; empty = not pinned."""
     is_quick: bool = False
-    """Smaller sizes: whether it works, not what it measures."""
 
     def __post_init__(self) -> None:
-        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(bool(self.papers), "--papers", "at least one paper", "")
         _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
 
 
 @dataclass(frozen=True, slots=True)
-class PartsConfig(SuiteConfig):
-    """A run of a suite of which parts can be chosen."""
-
-    parts: tuple[str, ...] = ()
-
-    def check(self, known: Sequence[str]) -> None:
-        """Raises FlagError."""
-        _require(bool(self.parts), "--parts", f"some of {', '.join(known)}", _joined(self.parts))
-        SuiteConfig.__post_init__(self)
-
-
-@dataclass(frozen=True, slots=True)
-class MethodsConfig(PartsConfig):
-    """A run of the methods' suite, fully decided."""
-
-    parts: tuple[str, ...] = PARTS
-    llama_server: str = ""
-    """Path of llama.cpp's server, which takes part in the table of methods then."""
-
-    def __post_init__(self) -> None:
-        self.check((*PARTS, *SIMULATED_PARTS))
-        _check_llama_server(self.llama_server)
-        is_measured = "methods" in self.parts or not self.llama_server
-        _require(is_measured, "--parts", "a list with methods in it for --llama-server", _joined(self.parts))
-
-
-@dataclass(frozen=True, slots=True)
-class PairConfig(SuiteConfig):
+class PairConfig:
     """A run of the pair's suite, fully decided."""
 
+    repeats: int = 3
+    seed: int = 0
+    cores: tuple[int, ...] = ()
+    """The target's core, then the core of everything else; empty = not pinned."""
+    is_quick: bool = False
+    """Smaller sizes: whether it works, not what it measures."""
     target: str = PAIR_MODELS[0]
     draft: str = PAIR_MODELS[1]
     dtype: str = PAIR_MODELS[2]
@@ -162,7 +122,8 @@ class PairConfig(SuiteConfig):
     """A verifier that runs already; None means that the suite starts services."""
 
     def __post_init__(self) -> None:
-        SuiteConfig.__post_init__(self)
+        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
         _require(self.max_tokens >= 16, "--max-tokens", ">= 16 (a few rounds of every setting)", self.max_tokens)
         for flag, dtype in (("--dtype", self.dtype), ("--draft-dtype", self.draft_dtype)):
             _require(dtype in DTYPES, flag, _one_of(DTYPES), dtype)
@@ -229,52 +190,39 @@ class GpuConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """A run of the load generator, fully decided."""
+    """A run of a load, fully decided."""
 
-    address: str | None = None
-    """A verifier that runs already, or its replicas; None means that the suite starts services."""
+    url: str | None = None
+    """A gateway that runs already; None means that the suite starts services."""
+    guidellm: str = "guidellm"
+    """The program that makes the load."""
+    methods: tuple[str, ...] = ("off", "auto")
     request_rates: tuple[float, ...] = (math.inf,)
     """Requests a second, one run for each; infinity means all at once."""
-    arrival: str = "poisson"
-    shape: float = 1.0
-    """--burstiness: the shape of the gamma distribution that gaps are drawn from; 1 makes it exponential."""
-    max_concurrency: int | None = None
-    """Most requests that run at a time; None means no limit."""
     num_prompts: int = 1
     """Requests of each run; the prompts come again where they are fewer."""
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
-    options: GenerateOptions = field(default_factory=GenerateOptions)
-    """Options of every generation, without the seed."""
-    goodput: Mapping[str, float] = field(default_factory=dict)
-    """Limits in milliseconds, by names of GOODPUT_METRICS; empty means that no request is judged."""
-    percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    max_tokens: int = 128
+    temperature: float = 0.7
     seed: int = 0
-    """Keys the arrivals and the sampling."""
-    save_detailed: bool = False
-    """Keeps the times of every request in the results."""
     target: str = PAIR_MODELS[0]
     draft: str = PAIR_MODELS[1]
     cores: tuple[int, ...] = ()
-    """The target's core, then the core of everything else, this program included; empty = not pinned."""
+    """The target's core, then the core of everything else, the load included; empty = not pinned."""
 
     def __post_init__(self) -> None:
-        _require(self.arrival in ARRIVALS, "--arrival", _one_of(ARRIVALS), self.arrival)
-        # Below 0.1 most gaps of a gamma distribution are zero in floating point.
-        _require(0.1 <= self.shape < math.inf, "--burstiness", "a number >= 0.1", self.shape)
-        is_drawn = self.arrival == "poisson" or self.shape == 1
-        _require(is_drawn, "--burstiness", "1 with --arrival constant, of which the gaps are equal", self.shape)
-        limit = self.max_concurrency
-        _require(limit is None or limit >= 1, "--max-concurrency", ">= 1", limit)
+        rule = "the path of GuideLLM, which can be executed (pip install guidellm, in an environment of its own)"
+        _require(shutil.which(self.guidellm) is not None, "--guidellm", rule, self.guidellm)
+        is_url = self.url is None or self.url.startswith(("http://", "https://"))
+        _require(is_url, "--url", "a URL of http or https", self.url)
+        _require(bool(self.methods), "--methods", f"some of {', '.join(methods.METHODS)}", _joined(self.methods))
         _require(self.num_prompts >= 1, "--num-prompts", ">= 1", self.num_prompts)
+        _require(self.max_tokens >= 2, "--max-tokens", ">= 2 (a rate needs two tokens)", self.max_tokens)
+        _require(self.temperature >= 0, "--temperature", "a number >= 0", self.temperature)
         _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
         is_usual = (self.target, self.draft) == PAIR_MODELS[:2]
-        unset = "their defaults with --address, where the models run already"
-        _require(self.address is None or is_usual, "--target and --draft", unset, f"{self.target} and {self.draft}")
-
-    @property
-    def burstiness(self) -> float:
-        """The shape of the distribution of the gaps, where infinity means equal ones, as in vLLM's results."""
-        return self.shape if self.arrival == "poisson" else math.inf
+        unset = "their defaults with --url, where the models run already"
+        _require(self.url is None or is_usual, "--target and --draft", unset, f"{self.target} and {self.draft}")
 
 
 def parse_list(
@@ -307,23 +255,6 @@ def parse_numbers(flag: str, text: str, rule: str, allowed: Callable[[float], bo
 def parse_counts(flag: str, text: str) -> tuple[int, ...]:
     """Comma-separated whole numbers, each at least 1."""
     return parse_list(flag, text, int, ">= 1, a whole number", lambda value: value >= 1)
-
-
-def parse_goodput(words: Sequence[str]) -> dict[str, float]:
-    """Read limits like ttft:500, in milliseconds; without any the result is empty."""
-    names = ", ".join(GOODPUT_METRICS)
-    rule = f"NAME:MILLISECONDS, a name of {names} and a number > 0"
-
-    def limit_of(text: str) -> tuple[str, float]:
-        name, _, number = text.partition(":")
-        return name, float(number)
-
-    def is_allowed(limit: tuple[str, float]) -> bool:
-        return limit[0] in GOODPUT_METRICS and 0 < limit[1] < math.inf
-
-    limits = parse_list("--goodput", ",".join(words), limit_of, rule, is_allowed) if words else ()
-    _require(len(dict(limits)) == len(limits), "--goodput", f"at most one limit of each of {names}", " ".join(words))
-    return dict(limits)
 
 
 def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:

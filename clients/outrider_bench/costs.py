@@ -39,7 +39,7 @@ CPU = Costs(
     one_way_ms=0.45,
     overhead_ms=1.0,
 )
-"""The demo pair on a core each, on machine A of RESULTS.md."""
+"""The demo pair on a core each, on a Zen 4."""
 CPU_NOTE = (
     "In simulated time, at the costs of the demo pair on a core each: a forward of the target takes 20 ms with up to 4 "
     "rows, 30 with 16 and 47 with 32, one of the draft model .75 ms and .035 for each row, a message .45; "

@@ -19,8 +19,6 @@ from outrider_client.presets import published
 TARGET = "demo/target-100m"
 DRAFT = "demo/draft"
 DRAFT_UNTRAINED = "demo/draft-untrained"
-_FLOAT32_DRAFTS = (DRAFT, DRAFT_UNTRAINED)
-"""Small ones cost operator calls; the inflated ones are in the target's type, as their names promise a ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,59 +26,37 @@ class Experiment:
     """Contenders that take turns on the same prompts. All of them are continued at every temperature."""
 
     name: str
-    part: str
-    title: str
     contenders: tuple[Contender, ...]
     temperatures: tuple[float, ...]
     prompts: tuple[Prompt, ...]
     max_tokens: int
     repeats: int
-    draft: str = DRAFT
-    """The speculator's model. Experiments with the same one share their services."""
-    prior_share: float = 0.0
-    """Share of the prior that is loaded; 0 means that no prior is."""
-    off_at: frozenset[int] | None = None
-    """Prompts that `off` takes part in; None means all. The prompts come once, in their order, where this is set."""
-    note: str = ""
-    """A sentence that the numbers cannot be read without."""
     target: str = TARGET
+    draft: str = DRAFT
+    """The speculator's model."""
     dtype: str = "auto"
     """Number format of the target."""
-    rtt_ms: float = 0.0
-    """Round trip that is added between verifier and speculator."""
     concurrencies: tuple[int, ...] = (1,)
     """Generations at once; everything is measured at each."""
-    shares_core: bool = False
-    """True for a target and a draft model that share one core, as models on one device do."""
+    has_prior: bool = False
+    """True if both sides have a prior, in a simulation."""
     costs: Costs | None = None
     """Times of forwards and messages of a simulation; None means that services run, and time is measured."""
 
     @property
-    def services(self) -> tuple[str, bool]:
-        """The draft model, and if it shares the target's core: experiments with the same ones share their services."""
-        return self.draft, self.shares_core
-
-    @property
-    def draft_dtype(self) -> str:
-        """Number format of the draft model."""
-        return "float32" if self.draft in _FLOAT32_DRAFTS else "auto"
-
-    @property
     def num_generations(self) -> int:
-        """Generations to run, warm-up aside."""
-        # The prompts come once, so neither repeats nor temperatures multiply them.
-        if self.off_at is not None:
-            return len(self.off_at) + len(self.prompts) * sum(one.method != OFF for one in self.contenders)
+        """The generations to run, warm-up aside."""
         each = len(self.contenders) * len(self.temperatures) * len(self.prompts) * self.repeats
         return each * len(self.concurrencies)
 
     def config(self, seed: int, cores: tuple[int, ...]) -> BenchConfig:
-        """Return the benchmark that this is, for the machinery that takes turns and starts services."""
+        """Returns the benchmark that this is, for the machinery that takes turns and starts services."""
         return BenchConfig(
             target=self.target,
             draft=self.draft,
             dtype=self.dtype,
-            draft_dtype=self.draft_dtype,
+            # Small draft models cost operator calls; others have the target's type, as their names promise a ratio.
+            draft_dtype="float32" if self.draft in (DRAFT, DRAFT_UNTRAINED) else "auto",
             # Not the contenders': a server that lacks one of their methods fails that contender, not the experiment.
             methods=(OFF,),
             temperatures=self.temperatures,
@@ -88,7 +64,7 @@ class Experiment:
             max_tokens=self.max_tokens,
             repeats=self.repeats,
             seed=seed,
-            cores=cores[:1] * 2 if self.shares_core else cores,
+            cores=cores,
             prompts=self.prompts,
         )
 

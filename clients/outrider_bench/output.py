@@ -30,7 +30,7 @@ class Output:
     """Holds what the user wants of the results."""
 
     folder: Path | None = None
-    """Takes results.json, a report and pictures. None means that nothing is written."""
+    """Takes results.json and a report. None means that nothing is written."""
     as_json: bool = False
     """Prints what results.json keeps on stdout, and the report on stderr."""
 
@@ -63,9 +63,7 @@ def with_output(command: Callable[..., _T]) -> Callable[..., _T]:
 
 def _output(
     *,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for results.json, a report and pictures.", rich_help_panel=RUN)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and a report.", rich_help_panel=RUN)] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="The results as a JSON object on stdout; all else on stderr.", rich_help_panel=RUN),

@@ -5,12 +5,8 @@ A suite says which tables stand in which chapter; how they look, and what every 
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -20,14 +16,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from outrider_bench.experiment import OFF
-from outrider_bench.result import INCONCLUSIVE, MET, MISSED, NOT_MEASURED, counts_of
 from outrider_bench.statistics import Row, label_of
 from outrider_cli.prompts import ALL_CATEGORIES
 
 NONE = "–"
 QUICK_NOTE = "Small sizes (--quick): this shows that everything works, not how fast it is."
-_STYLES = {MET: "green", MISSED: "red", INCONCLUSIVE: "yellow", NOT_MEASURED: "yellow"}
-_SYMBOLS = {">=": "≥", "<=": "≤"}
+_STYLES = {"met": "green", "missed": "red", "inconclusive": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +71,6 @@ class Chapter:
     tables: Sequence[Table] = ()
     sentences: Sequence[str] = ()
     """Sentences about how it was measured, and how to read it."""
-    items: Sequence[str] = ()
-    """Entries of a list."""
-    pictures: Sequence[str] = ()
-    """Names of the pictures that belong here, without `.png`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +84,6 @@ class Report:
     """Sentences that belong before the numbers: about small sizes, failures, an interruption."""
     chapters: Sequence[Chapter]
     summary: str = ""
-    checks: Sequence[str] = field(default_factory=list)
-    """Sentences about what was made sure of before measuring."""
 
     def print(self, console: Console) -> None:
         """Print notes, chapters and summary."""
@@ -109,18 +97,16 @@ class Report:
                 console.print(table.to_rich())
                 if table.caption:
                     console.print(Padding(Text(table.caption, style="dim"), (0, 0, 1, 1)))
-            for sentence in (*chapter.sentences, *chapter.items):
+            for sentence in chapter.sentences:
                 console.print(Padding(Text(sentence, style="dim"), (0, 0, 0, 1)))
             console.print()
         if self.summary:
             console.print(self.summary, markup=False, highlight=False)
 
-    def to_markdown(self, pictures: Sequence[Path] = ()) -> str:
-        """Draw the report in Markdown; pictures that no chapter names stand at the end."""
+    def to_markdown(self) -> str:
+        """Draws the report in Markdown."""
         lines = [f"# {self.title}", _list(self.environment), *(f"> **Note.** {note}" for note in self.notes)]
         lines += [self.summary] if self.summary else []
-        lines += [_list(self.checks)] if self.checks else []
-        left = {picture.stem: picture for picture in pictures}
         for chapter in self.chapters:
             lines.append(f"## {chapter.title}")
             for table in chapter.tables:
@@ -128,47 +114,7 @@ class Report:
                 lines.append(table.to_markdown())
                 lines += [table.caption] if table.caption else []
             lines += chapter.sentences
-            lines += [_list(chapter.items)] if chapter.items else []
-            lines += [_picture(left.pop(name)) for name in chapter.pictures if name in left]
-        lines += [_picture(picture) for picture in left.values()]
         return "\n\n".join(lines) + "\n"
-
-
-def write_results(
-    results: Mapping[str, Any],
-    folder: Path,
-    report_of: Callable[[Mapping[str, Any]], Report],
-    report_name: str,
-    figures: str,
-) -> list[Path]:
-    """Write results.json, the report and, if matplotlib is installed, pictures.
-
-    Args:
-        results: What results.json shall keep.
-        folder: Where everything is written.
-        report_of: Makes the report.
-        report_name: Name of the report's file.
-        figures: Module whose `figures_of` draws the pictures; imported only here.
-
-    Returns:
-        The paths that were written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    data, text = folder / "results.json", folder / report_name
-    # First of all the numbers: whatever goes wrong with the rest, they are kept.
-    # `allow_nan`: Python would write NaN and Infinity, which no other reader of JSON takes.
-    data.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    try:
-        from outrider_bench.plotting import write_figures
-
-        pictures = write_figures(import_module(figures).figures_of(results), folder)
-    except ModuleNotFoundError as error:
-        # Pictures are a bonus, but a module of ours that cannot be found is a mistake.
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        pictures = []
-    text.write_text(report_of(results).to_markdown(pictures), encoding="utf-8")
-    return [data, text, *pictures]
 
 
 def environment_lines(results: Mapping[str, Any], *lines: str, pinning: str = "") -> list[str]:
@@ -179,122 +125,11 @@ def environment_lines(results: Mapping[str, Any], *lines: str, pinning: str = ""
     return [f"{machine}; {pinning}" if pinning else machine, versions, *lines]
 
 
-def notes_of(results: Mapping[str, Any], *, interrupted: str, failed: str = "{what} failed: {why}") -> list[str]:
+def notes_of(results: Mapping[str, Any], *, interrupted: str) -> list[str]:
     """Say what must be known before the numbers: small sizes, an interruption, what failed."""
     found = [QUICK_NOTE] if results["config"].get("is_quick") else []
     found += [interrupted] if results["interrupted"] else []
-    return found + [failed.format(what=what, why=why) for what, why in results["failures"].items()]
-
-
-def measurements_table(
-    measurements: Sequence[Mapping[str, Any]],
-    *,
-    title: str = "",
-    first: str = "measured",
-    spread: str = "",
-    spread_of: Callable[[Mapping[str, Any]], str] | None = None,
-    digits: int | None = None,
-) -> Table:
-    """Make a table of measurements as results.json keeps them: value, unit, target, verdict.
-
-    An interval and the paper's figure have columns of their own where a measurement has them.
-
-    Args:
-        measurements: One row each.
-        title: Of the table; empty where the chapter's is enough.
-        first: Heading of the names.
-        spread: Heading of the column that says how far the repeats lie apart; empty means no such column.
-        spread_of: Makes that column's cell.
-        digits: Decimals of values below 100; None means as many as mean something.
-    """
-    shows_units = any(one["unit"] for one in measurements)
-    shows_remarks = any(one["remark"] for one in measurements)
-    # Results of older releases have neither.
-    shows_intervals = any(one.get("interval") for one in measurements)
-    shows_papers = any(one.get("paper") for one in measurements)
-    columns = [first, "value", *([spread] if spread else []), *(["95 %"] if shows_intervals else [])]
-    columns += [*(["unit"] if shows_units else []), "target", "verdict"]
-    columns += [*(["paper"] if shows_papers else []), *(["remark"] if shows_remarks else [])]
-    rows = []
-    for one in measurements:
-        cells = [one["name"], _value_cell(one["value"], digits)]
-        cells += [spread_of(one)] if spread_of is not None else []
-        cells += [_interval_cell(one.get("interval"))] if shows_intervals else []
-        cells += [one["unit"]] if shows_units else []
-        cells += [target_of(one), one["verdict"]]
-        cells += [one.get("paper", "")] if shows_papers else []
-        rows.append(cells + ([one["remark"]] if shows_remarks else []))
-    words = frozenset({"unit", "verdict", "paper", "remark"})
-    return Table(title, columns, rows, "", words, frozenset({first, "paper", "remark"}))
-
-
-def section_chapters(
-    sections: Sequence[Mapping[str, Any]],
-    first: str = "measured",
-    spread: str = "",
-    spread_of: Callable[[Mapping[str, Any]], str] | None = None,
-) -> list[Chapter]:
-    """Make a chapter of each section."""
-    return [
-        Chapter(
-            section["title"],
-            [measurements_table(section["measurements"], first=first, spread=spread, spread_of=spread_of)],
-            section["notes"],
-        )
-        for section in sections
-    ]
-
-
-def summary_of_sections(sections: Sequence[Mapping[str, Any]]) -> str:
-    """Count targets that were met and missed in one line, and name the missed ones."""
-    counts = counts_of(one for section in sections for one in section["measurements"])
-    missed = [
-        f"{section['title']}: {one['name']}"
-        for section in sections
-        for one in section["measurements"]
-        if one["verdict"] == MISSED
-    ]
-    named = f" ({'; '.join(missed)})" if missed else ""
-    return f"{counts[MET]} targets met, {counts[MISSED]} missed{named}."
-
-
-def summary_of_claims(claims: Sequence[Mapping[str, Any]]) -> str:
-    """Count claims by their verdicts in one line, and name the parts of the missed ones."""
-    counts = counts_of(claims)
-    parts = Counter(one["part"] for one in claims if one["verdict"] == MISSED)
-    named = f" ({', '.join(f'{part}: {count}' for part, count in parts.items())})" if parts else ""
-    found = f"{counts[MET]} claims met, {counts[MISSED]} missed{named}"
-    # Without intervals nothing can be inconclusive, and that there is no such claim says nothing.
-    if any(one.get("interval") for one in claims):
-        found += f", {counts[INCONCLUSIVE]} inconclusive"
-    return f"{found}, {counts[NOT_MEASURED]} not measured."
-
-
-def target_of(measurement: Mapping[str, Any]) -> str:
-    """Show the target of a measurement; empty if it has none, or the limit is not known."""
-    target = measurement["target"]
-    if target is None or target["value"] is None:
-        return ""
-    return f"{_SYMBOLS.get(target['comparison'], target['comparison'])} {shown(target['value'])}"
-
-
-def shown(value: float) -> str:
-    """Show a number in as many digits as mean something."""
-    size = abs(value)
-    if size >= 100 or value == round(value):
-        return f"{value:,.0f}".replace(",", " ")
-    return f"{value:.{1 if size >= 10 else 2 if size >= 0.1 else 4}f}"
-
-
-def _value_cell(value: float | None, digits: int | None) -> str:
-    if value is not None and (digits is None or abs(value) >= 100):
-        return shown(value)
-    # Of a claim that is just missed, the digits must show that it is.
-    return number_cell(value, digits or 0)
-
-
-def _interval_cell(interval: Sequence[float] | None) -> str:
-    return NONE if interval is None else f"{shown(interval[0])}–{shown(interval[1])}"
+    return found + [f"{what} failed: {why}" for what, why in results["failures"].items()]
 
 
 def number_cell(value: float | None, digits: int, unit: str = "") -> str:
@@ -309,10 +144,6 @@ def percent_cell(value: float | None) -> str:
 
 def _list(lines: Sequence[str]) -> str:
     return "\n".join(f"* {line}" for line in lines)
-
-
-def _picture(path: Path) -> str:
-    return f"![{path.stem.replace('_', ' ')}]({path.name})"
 
 
 EXPERIMENT_COLUMNS = (
@@ -339,67 +170,17 @@ EXPERIMENT_CAPTION = (
 )
 
 
-def experiment_table(experiment: Mapping[str, Any]) -> Table:
-    """Make a row for each contender and temperature; prompts of several kinds have rows of their own for each kind."""
-    rows: Sequence[Row] = experiment["rows"]
+def experiment_table(title: str, rows: Sequence[Row]) -> Table:
+    """Makes a row for each contender and temperature; prompts of several kinds have rows of their own for each kind."""
     categories = {row["category"] for row in rows} - {ALL_CATEGORIES}
     # With several kinds, a row over all of them would be a mean of what is shown apart.
     shown = [row for row in rows if (row["category"] == ALL_CATEGORIES) == (not categories)]
     if not categories:
-        columns, cells = _with_concurrency(EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown], shown)
-        return Table(experiment["title"], columns, cells)
+        return Table(title, EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown])
     # Kinds apart, each with its temperatures.
     shown = sorted(shown, key=lambda row: (row["category"], row["temperature"]))
     columns = ("prompts", *EXPERIMENT_COLUMNS)
-    return Table(experiment["title"], columns, [[row["category"], *_experiment_cells(row)] for row in shown])
-
-
-def origins_table(experiment: Mapping[str, Any]) -> Table | None:
-    """Show where accepted tokens came from; None means that all came from the draft model."""
-    if {name for row in experiment["rows"] for name in row["accepted_by_source"]} <= {"draft"}:
-        return None
-    return _shares_table(experiment, "accepted_by_source", "where accepted tokens came from")
-
-
-def decisions_table(experiment: Mapping[str, Any]) -> Table | None:
-    """Show what auto chose, in shares of its rounds; None means that it chose nothing, or took no part."""
-    return _shares_table(experiment, "decisions", "what auto chose, in rounds")
-
-
-def _shares_table(experiment: Mapping[str, Any], field: str, title: str) -> Table | None:
-    rows = [row for row in experiment["rows"] if row["category"] == ALL_CATEGORIES and sum(row[field].values())]
-    names = list(dict.fromkeys(name for row in rows for name in row[field]))
-    if not names:
-        return None
-    cells = []
-    for row in rows:
-        total = sum(row[field].values())
-        shares = [percent_cell(row[field][name] / total) if name in row[field] else NONE for name in names]
-        cells.append([label_of(row), f"{row['temperature']:g}", *shares])
-    columns, lines = _with_concurrency(("method", "T", *names), cells, rows)
-    return Table(f"{experiment['title']}: {title}", columns, lines)
-
-
-def _with_concurrency(
-    columns: Sequence[str], cells: Sequence[Sequence[str]], rows: Sequence[Row]
-) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Put the number of generations at once in front of each row where it varies."""
-    if len({row["concurrency"] for row in rows}) < 2:
-        return columns, cells
-    return (
-        ("at once", *columns),
-        [[str(row["concurrency"]), *line] for row, line in zip(rows, cells, strict=True)],
-    )
-
-
-def degraded_notes(experiment: Mapping[str, Any]) -> list[str]:
-    """Name the contenders that lacked a peer."""
-    return [
-        f"{experiment['title']}, {label_of(row)}, T = {row['temperature']:g}: a peer was missing for a part of "
-        f"{row['degraded']} generations"
-        for row in experiment["rows"]
-        if row["category"] == ALL_CATEGORIES and row["degraded"]
-    ]
+    return Table(title, columns, [[row["category"], *_experiment_cells(row)] for row in shown])
 
 
 def _experiment_cells(row: Row) -> list[str]:
@@ -421,37 +202,3 @@ def _experiment_cells(row: Row) -> list[str]:
         NONE if is_off else number_cell(row["wait_ms_p50"], 1),
         NONE if is_off else percent_cell(row["identical_to_off"]),
     ]
-
-
-def experiment_notes(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the contenders that failed, and those that lacked a peer."""
-    found: list[str] = []
-    for experiment in experiments:
-        found += [f"{experiment['title']}, {label}: failed: {why}" for label, why in experiment["failures"].items()]
-        found += degraded_notes(experiment)
-    return found
-
-
-def of_part(things: Sequence[Mapping[str, Any]], part: str) -> list[Mapping[str, Any]]:
-    """Select the experiments, or the claims, of a part."""
-    return [one for one in things if one["part"] == part]
-
-
-def claims_tables(results: Mapping[str, Any], part: str) -> list[Table]:
-    """Make the table of a part's claims, if it has any."""
-    claims = of_part(results["claims"], part)
-    return [measurements_table(claims, digits=3)] if claims else []
-
-
-def experiments_environment(results: Mapping[str, Any]) -> list[str]:
-    """Describe the machine and the run of a suite of experiments."""
-    config, target = results["config"], results["environment"]["models"].get("target", {})
-    cores = config["cores"]
-    pinning = f"target on core {cores[0]}, all others on core {cores[-1]}, one thread each" if cores else "not pinned"
-    return environment_lines(
-        results,
-        f"target {config['target']}, {target.get('dtype', 'dtype unknown')}"
-        + (f", rows NOT EXACT: {reason}" if (reason := target.get("exact_off_reason")) else ""),
-        f"seed {config['seed']}; {results['duration_s'] / 60:.1f} minutes",
-        pinning=pinning,
-    )

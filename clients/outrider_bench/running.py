@@ -1,4 +1,4 @@
-"""One experiment: everybody warms up, then all take turns, as in the generation suite.
+"""One experiment: everybody warms up, then all take turns, as in `generate`.
 
 A server may refuse what a contender asks, or not answer it: that is the contender's failure, and the others go on.
 """
@@ -122,25 +122,8 @@ async def run_experiment(
         The reasons of failures, by the label of the contender. Nothing is measured if no contender is left.
     """
     running = Running(experiment, config, drivers, keep)
-    await running.take(turns_of(experiment, config, await running.warm_up()))
+    await running.take(schedule(config, await running.warm_up(), 0.0))
     return running.failures
-
-
-def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[Contender]) -> Iterator[Turn]:
-    """Yields all turns: in the order of `schedule`, or each prompt once where `off` takes part in some only."""
-    if not contenders:
-        return
-    if experiment.off_at is None:
-        yield from schedule(config, contenders, experiment.rtt_ms)
-        return
-    # Contenders begin in rotation: a machine that gets slower during a prompt would always slow down the last one.
-    rotation = itertools.count()
-    for index in range(len(experiment.prompts)):
-        everyone = [one for one in contenders if one.method != OFF or index in experiment.off_at]
-        first = next(rotation) % len(everyone)
-        for one in everyone[first:] + everyone[:first]:
-            condition = Condition(one.method, one.setting, experiment.temperatures[0])
-            yield Turn(one, condition, 0, (index,))
 
 
 def _warm_up_requests(contender: Contender, config: BenchConfig) -> Iterator[Request]:
@@ -175,6 +158,8 @@ def schedule(config: BenchConfig, contenders: Sequence[Contender], rtt_ms: float
         range(config.repeats), config.concurrencies, config.temperatures
     ):
         everyone = [c for c in contenders if takes_part(c, config, concurrency, rtt_ms)]
+        if not everyone:
+            continue
         indices = range(len(config.prompts))
         # One at a time, contenders take turns prompt by prompt; under load a turn is all prompts, for the load's sake.
         for group in [(index,) for index in indices] if concurrency == 1 else [tuple(indices)]:

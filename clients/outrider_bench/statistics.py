@@ -170,6 +170,7 @@ def _speculation(done: Sequence[GenerationSample]) -> Row:
     num_rounds = sum(r.num_rounds for r in rounds)
     num_drafted = sum(r.num_drafted for r in rounds)
     num_accepted = sum(r.num_accepted for r in rounds)
+    num_judged = sum(r.num_judged or 0 for r in rounds)
     empty = [r.num_empty for r in rounds if r.num_empty is not None]
     hits = [r.num_hits for r in rounds if r.num_hits is not None]
     ready = [r.num_ready_hits for r in rounds if r.num_ready_hits is not None]
@@ -180,6 +181,7 @@ def _speculation(done: Sequence[GenerationSample]) -> Row:
         "num_draft_tokens": num_drafted,
         "num_accepted_tokens": num_accepted,
         "mean_acceptance_length": 1 + num_accepted / num_rounds if num_rounds else None,
+        "acceptance": num_accepted / num_judged if num_judged else None,
         "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
         "hit_rate": sum(hits) / num_rounds if hits and num_drafted else None,
         "ready_hit_rate": sum(ready) / num_rounds if ready and num_drafted else None,

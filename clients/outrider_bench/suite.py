@@ -6,25 +6,20 @@ A part that fails does not take the others with it, and Ctrl-C ends the run, not
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
 from rich.console import Console
 
-from outrider_bench.config import BenchConfig
-from outrider_bench.datastore_streams import NoAnswer
 from outrider_bench.drivers import GenerationFailed, StackError
-from outrider_bench.experiment import Experiment
-from outrider_bench.measured import Measured
-from outrider_bench.report import Report, write_results
-from outrider_bench.result import FORMAT_VERSION
-from outrider_bench.samples import Block
+from outrider_bench.report import Report
 from outrider_bench.workers.client import WorkerError
 from outrider_cli.failures import FAILED, INTERRUPTED
 from outrider_cli.local.process import ProcessFailed
@@ -32,13 +27,14 @@ from outrider_cli.local.redis import RedisFailed, RedisNotFound
 from outrider_cli.local.stack import termination_as_exit
 from outrider_client.errors import OutriderError
 
+FORMAT_VERSION = 3
+"""The format of results.json."""
 Log = Callable[[str], None]
 """Takes one line about what is going on."""
 
 FAILURES: tuple[type[Exception], ...] = (
     ProcessFailed,
     GenerationFailed,
-    NoAnswer,
     OutriderError,
     RedisFailed,
     RedisNotFound,
@@ -55,9 +51,6 @@ class Suite(ABC):
 
     name: ClassVar[str]
     """Name of the subcommand, and of the suite's package."""
-    report_name: ClassVar[str] = "results.md"
-    essential: ClassVar[frozenset[str]] = frozenset()
-    """Names of attempts that everything else stands on: a run in which one failed is not complete."""
 
     def __init__(self, cores: tuple[int, ...] = ()) -> None:
         """`cores`: the first is for what is measured, the last for everything else; empty means not pinned."""
@@ -98,10 +91,14 @@ class Suite(ABC):
 
     @classmethod
     def write(cls, results: Mapping[str, Any], folder: Path) -> list[Path]:
-        """Write results, report and pictures into a folder. Return the paths."""
-        return write_results(
-            results, folder, cls.report_of, cls.report_name, f"outrider_bench.suites.{cls.name}.figures"
-        )
+        """Writes results and report into a folder; returns the paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        data, text = folder / "results.json", folder / "report.md"
+        # First of all the numbers: whatever goes wrong with the rest, they are kept.
+        # `allow_nan`: Python would write NaN and Infinity, which no other reader of JSON takes.
+        data.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        text.write_text(cls.report_of(results).to_markdown(), encoding="utf-8")
+        return [data, text]
 
     def run(self, out: Path | None, console: Console) -> int:
         """Measure, then print and write.
@@ -139,7 +136,7 @@ class Suite(ABC):
             await self.measure(log)
         finally:
             self.duration_s = time.perf_counter() - began
-        self.is_complete = self.essential.isdisjoint(self.failures)
+        self.is_complete = True
 
     def _leave(self, out: Path | None, console: Console) -> None:
         results = self.results()
@@ -160,66 +157,6 @@ class Suite(ABC):
             if others is not None:
                 raise
             self.failures[name] = _reason_of(group.exceptions[0])
-
-
-class ExperimentSuite(Suite):
-    """Is a suite of experiments: contenders that take turns on the same prompts."""
-
-    def __init__(self, cores: tuple[int, ...], seed: int, experiments: Sequence[Experiment]) -> None:
-        super().__init__(cores)
-        self.experiments = experiments
-        self.contender_failures: dict[str, dict[str, str]] = {}
-        """Reasons by the label of a contender, by the name of the experiment."""
-        self.models: dict[str, dict[str, Any]] = {}
-        self._seed = seed
-        self._blocks: dict[str, list[Block]] = {}
-
-    @property
-    def has_failures(self) -> bool:
-        return super().has_failures or any(self.contender_failures.values())
-
-    @property
-    def measured(self) -> Measured:
-        """All blocks so far."""
-        return Measured(self._blocks)
-
-    def keep(self, experiment: str, blocks: Iterable[Block]) -> None:
-        """Keep what an experiment has measured, at once: nothing of it is lost when the run ends."""
-        self._blocks.setdefault(experiment, []).extend(blocks)
-
-    def config_of(self, experiment: Experiment) -> BenchConfig:
-        """Return an experiment as the configuration of the machinery that takes turns and starts services."""
-        return experiment.config(self._seed, self.cores)
-
-    def experiments_to_json(self) -> list[dict[str, Any]]:
-        """Return the experiments that are known, with their rows, for results.json."""
-        measured = self.measured
-        return [self._to_json(one, measured) for one in self.experiments if self._is_known(one)]
-
-    def _is_known(self, experiment: Experiment) -> bool:
-        return experiment.name in self._blocks or bool(self.contender_failures.get(experiment.name))
-
-    def _to_json(self, experiment: Experiment, measured: Measured) -> dict[str, Any]:
-        num_off = None if experiment.off_at is None else len(experiment.off_at)
-        return {
-            "name": experiment.name,
-            "part": experiment.part,
-            "title": experiment.title,
-            "target": experiment.target,
-            "draft": experiment.draft,
-            "prior_share": experiment.prior_share,
-            "rtt_ms": experiment.rtt_ms,
-            "concurrencies": list(experiment.concurrencies),
-            "shares_core": experiment.shares_core,
-            "costs": None if experiment.costs is None else experiment.costs.to_json(),
-            "num_prompts": len(experiment.prompts),
-            "max_tokens": experiment.max_tokens,
-            "repeats": experiment.repeats,
-            "note": experiment.note,
-            "failures": self.contender_failures.get(experiment.name, {}),
-            "rows": measured.rows(experiment.name, len(experiment.prompts), experiment.repeats, num_off),
-            "generations": measured.generations(experiment.name),
-        }
 
 
 def _reason_of(error: BaseException) -> str:

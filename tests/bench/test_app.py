@@ -1,4 +1,4 @@
-"""`outrider bench`: what a wrong command line says, and what older ones still mean. All of it in one line."""
+"""`outrider bench`: what a wrong command line says, in one line; what a right one comes to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from typer.testing import CliRunner
 
 from outrider_bench import app as app_module
 from outrider_bench.app import app
-from outrider_bench.config import (
-    PARTS,
-    BenchConfig,
-    MethodsConfig,
-    ServeConfig,
-)
+from outrider_bench.config import BenchConfig, ServeConfig
+from outrider_bench.papers.claims import PAPERS
 
-GENERATION = [
+GENERATE = [
     (["--methods", "off,magic"], "--methods must be one of off, speculative, pearl, retrieval"),
     (["--temperatures", "0,-1"], "--temperatures must be a number >= 0, got '-1'"),
     (["--temperatures", "0,nan"], "--temperatures must be a number >= 0, got 'nan'"),
@@ -53,16 +49,6 @@ GENERATION = [
     (["--out", "/proc/nothing"], "--out must be a folder that can be written to"),
 ]
 OTHERS = [
-    ("methods --parts methods,magic", "--parts must be one of methods, saguaro, card, double"),
-    ("methods --parts=", "--parts must be some of methods, saguaro"),
-    ("methods --llama-server /nowhere", "--llama-server must be the path of llama.cpp's llama-server, which can be"),
-    (
-        "methods --llama-server sh --parts card",
-        "--parts must be a list with methods in it for --llama-server, got 'card'",
-    ),
-    ("methods --repeats 0", "--repeats must be >= 1, got '0'"),
-    ("methods --seed -1", "--seed must be in [0, 2**32), got '-1'"),
-    ("methods --out /proc/nothing", "--out must be a folder that can be written to"),
     ("pair --max-tokens 8", "--max-tokens must be >= 16 (a few rounds of every setting), got '8'"),
     ("pair --dtype int8", "--dtype must be one of auto, bfloat16, float32, got 'int8'"),
     ("pair --draft-dtype int8", "--draft-dtype must be one of auto, bfloat16, float32, got 'int8'"),
@@ -83,41 +69,29 @@ OTHERS = [
     ("gpu --size tiny --contexts 2048", "--contexts must be at most 2032 with --size tiny and --max-tokens 16"),
     ("gpu --max-tokens 1", "--max-tokens must be >= 2"),
     ("gpu --minutes 0", "--minutes must be in (0, 1440], got '0.0'"),
-    ("serve --request-rate 1,0", "--request-rate must be a number > 0, or inf, got '0'"),
-    ("serve --request-rate 1,nan", "--request-rate must be a number > 0, or inf, got 'nan'"),
-    ("serve --request-rate fast", "--request-rate must be a number > 0, or inf, got 'fast'"),
-    ("serve --arrival uniform", "--arrival must be one of poisson, constant, got 'uniform'"),
-    ("serve --burstiness 0", "--burstiness must be a number >= 0.1, got '0.0'"),
-    ("serve --burstiness inf", "--burstiness must be a number >= 0.1, got 'inf'"),
-    ("serve --burstiness 2 --arrival constant", "--burstiness must be 1 with --arrival constant"),
-    ("serve --max-concurrency 0", "--max-concurrency must be >= 1, got '0'"),
-    ("serve --num-prompts 0", "--num-prompts must be >= 1, got '0'"),
-    ("serve --seed -1", "--seed must be in [0, 2**32), got '-1'"),
-    ("serve --percentiles 50,101", "--percentiles must be a number in (0, 100], got '101'"),
+    ("serve --request-rate 1,0 --guidellm sh", "--request-rate must be a number > 0, or inf, got '0'"),
+    ("serve --request-rate fast --guidellm sh", "--request-rate must be a number > 0, or inf, got 'fast'"),
+    ("serve --guidellm /nowhere", "--guidellm must be the path of GuideLLM, which can be executed"),
+    ("serve --guidellm sh --methods off,magic", "--methods must be one of off, speculative"),
+    ("serve --guidellm sh --url h:1", "--url must be a URL of http or https, got 'h:1'"),
+    ("serve --guidellm sh --num-prompts 0", "--num-prompts must be >= 1, got '0'"),
+    ("serve --guidellm sh --seed -1", "--seed must be in [0, 2**32), got '-1'"),
+    ("serve --guidellm sh --temperature -1", "--temperature must be a number >= 0, got '-1.0'"),
+    ("serve --guidellm sh --prompts /nowhere.jsonl", "--prompts: /nowhere.jsonl: No such file or directory"),
     (
-        "serve --goodput ttft",
-        "--goodput must be NAME:MILLISECONDS, a name of ttft, tpot, e2el and a number > 0, got 'ttft'",
+        "serve --guidellm sh --url http://h:1 --draft demo/draft-c5",
+        "--target and --draft must be their defaults with --url",
     ),
-    ("serve --goodput ttft:1 itl:5", "--goodput must be NAME:MILLISECONDS, a name of ttft, tpot, e2el"),
-    ("serve --goodput tpot:0", "--goodput must be NAME:MILLISECONDS, a name of ttft, tpot, e2el"),
-    (
-        "serve --goodput ttft:1 ttft:2",
-        "--goodput must be at most one limit of each of ttft, tpot, e2el, got 'ttft:1 ttft:2'",
-    ),
-    ("serve --prompts /nowhere.jsonl", "--prompts: /nowhere.jsonl: No such file or directory"),
-    ("serve --address h:1 --draft demo/draft-c5", "--target and --draft must be their defaults with --address"),
-    ("serve --address 127.0.0.1:1,h:1", "h:1 is not on this machine: --ca-file is needed for TLS"),
-    ("serve --address ,", "address must name at least one server, HOST:PORT, got ','"),
-    ("serve --out /proc/nothing", "--out must be a folder that can be written to"),
+    ("serve --guidellm sh --out /proc/nothing", "--out must be a folder that can be written to"),
+    ("papers --papers CARD,magic", "--papers must be one of the tutorial, CARD, SAGUARO, DOUBLE"),
+    ("papers --seed -1", "--seed must be in [0, 2**32), got '-1'"),
+    ("papers --out /proc/nothing", "--out must be a folder that can be written to"),
 ]
 MISPLACED = [
-    ("methods --methods off", "--methods is a flag of outrider bench generation, gpu, not of methods"),
-    ("methods --rtt-ms 0", "--rtt-ms is a flag of outrider bench generation, not of methods"),
-    ("--parts card", "--parts is a flag of outrider bench methods, gpu, not of generation"),
-    ("--request-rate 3", "--request-rate is a flag of outrider bench serve, not of generation"),
-    ("serve --methods off", "--methods is a flag of outrider bench generation, gpu, not of serve"),
-    ("--minutes 3", "--minutes is a flag of outrider bench gpu, not of generation"),
-    ("generation --quick", "--quick is a flag of outrider bench methods, pair, not of generation"),
+    ("papers --methods off", "--methods is a flag of outrider bench generate, serve, gpu, not of papers"),
+    ("pair --rtt-ms=10", "--rtt-ms is a flag of outrider bench generate, not of pair"),
+    ("serve --address h:1", "--address is a flag of outrider bench generate, pair, not of serve"),
+    ("generate --quick", "--quick is a flag of outrider bench papers, pair, not of generate"),
 ]
 
 
@@ -130,10 +104,9 @@ def complaint(*arguments: str) -> str:
     return result.stderr.removeprefix("error: ")
 
 
-@pytest.mark.parametrize(("arguments", "message"), GENERATION)
+@pytest.mark.parametrize(("arguments", "message"), GENERATE)
 def test_a_wrong_value_is_one_line_that_names_the_flag(arguments: list[str], message: str) -> None:
-    assert complaint(*arguments).startswith(message)
-    assert complaint("generation", *arguments).startswith(message)
+    assert complaint("generate", *arguments).startswith(message)
 
 
 @pytest.mark.parametrize(("line", "message"), OTHERS)
@@ -146,23 +119,16 @@ def test_a_flag_of_another_suite_says_where_it_belongs(line: str, message: str) 
     assert complaint(*line.split()).startswith(message)
 
 
-@pytest.mark.parametrize("line", ["serv", "--suite serv", "--suite=serv --quick", "serv --seed 3"])
-def test_an_unknown_suite_names_the_nearest_one(line: str) -> None:
-    message = complaint(*line.split())
-    suites = "generation, methods, pair, serve, gpu"
-    assert f"must be one of {suites}, got 'serv'" in message
-    assert message.endswith("did you mean serve?\n")
-
-
-def test_an_unknown_suite_like_no_other_lists_them_all() -> None:
+def test_an_unknown_suite_names_the_nearest_one() -> None:
+    message = complaint("serv", "--seed", "3")
+    assert message == "the suite must be one of generate, papers, pair, serve, gpu, got 'serv'; did you mean serve?\n"
     assert complaint("xyz").endswith("gpu, got 'xyz'\n")
-    assert complaint("--suite").endswith("gpu, got ''\n")
 
 
 def test_a_file_of_prompts_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}')
-    assert "prompts.jsonl: must be UTF-8" in complaint("--prompts", str(path))
+    assert "prompts.jsonl: must be UTF-8" in complaint("generate", "--prompts", str(path))
 
 
 @pytest.fixture
@@ -186,50 +152,28 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     return found
 
 
-def test_flags_without_a_suite_are_those_of_generation(runs: list[tuple[str, Any]]) -> None:
-    for line in ("--max-tokens 8 --cores none", "generation --max-tokens 8 --cores none"):
+def test_flags_become_a_configuration(runs: list[tuple[str, Any]]) -> None:
+    for line in (
+        "generate --max-tokens 8 --cores none",
+        "serve --guidellm sh --url http://127.0.0.1:1 --request-rate 0.5,4,inf",
+        "papers --cores none",
+    ):
         result = CliRunner().invoke(app, line.split())
         assert (result.exit_code, result.stderr) == (0, "")
-    (name, config), again = runs
-    assert (name, config.max_tokens, config.cores) == ("generation", 8, ())
-    assert isinstance(config, BenchConfig)
-    assert config == again[1]
-
-
-@pytest.mark.parametrize("flag", [["--suite", "methods"], ["--suite=methods"]])
-def test_the_old_flag_of_the_suite_says_what_to_type(flag: list[str], runs: list[tuple[str, Any]]) -> None:
-    result = CliRunner().invoke(app, ["--parts", "card", *flag, "--quick", "--cores", "none"])
-    assert result.exit_code == 0
-    assert "type: outrider bench methods --parts card --quick --cores none\n" in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert runs == [("methods", MethodsConfig(parts=("card",), is_quick=True))]
-
-
-def test_without_parts_a_suite_measures_all_of_them(runs: list[tuple[str, Any]]) -> None:
-    assert CliRunner().invoke(app, ["methods"]).exit_code == 0
-    assert [config.parts for _, config in runs] == [PARTS]
-
-
-def test_a_load_has_the_flags_of_vllm(runs: list[tuple[str, Any]]) -> None:
-    load = "serve --address 127.0.0.1:1 --request-rate 0.5,4,inf --goodput ttft:500 tpot:50.5 --max-concurrency 8"
-    for line in (f"{load} --percentiles 50,99.9", f"{load.replace('500 tpot', '500,tpot')} --percentiles 50,99.9"):
-        result = CliRunner().invoke(app, line.split())
-        assert (result.exit_code, result.stderr) == (0, "")
-    (name, config), again = runs
-    assert isinstance(config, ServeConfig)
-    assert (name, config.address, config.cores) == ("serve", "127.0.0.1:1", ())
-    assert (config.request_rates, config.max_concurrency) == ((0.5, 4.0, math.inf), 8)
-    assert config.goodput == {"ttft": 500.0, "tpot": 50.5}
-    assert (config.percentiles, config.burstiness) == ((50.0, 99.9), 1.0)
-    assert config.num_prompts == len(config.prompts) == 24
-    assert config.options["max_tokens"] == 128
-    assert config == again[1]
+    (first, generate), (second, serve), (third, papers) = runs
+    assert (first, second, third) == ("generate", "serve", "papers")
+    assert isinstance(generate, BenchConfig)
+    assert (generate.max_tokens, generate.cores) == (8, ())
+    assert isinstance(serve, ServeConfig)
+    assert (serve.request_rates, serve.methods, serve.cores) == ((0.5, 4.0, math.inf), ("off", "auto"), ())
+    assert serve.num_prompts == len(serve.prompts) == 24
+    assert papers.papers == PAPERS
 
 
 def test_every_suite_has_a_help_with_all_its_flags() -> None:
     assert [command.name or command.callback.__name__ for command in app.registered_commands if command.callback] == [
-        "generation",
-        "methods",
+        "generate",
+        "papers",
         "pair",
         "serve",
         "gpu",
@@ -243,7 +187,6 @@ def test_every_suite_has_a_help_with_all_its_flags() -> None:
         assert not missing
         brief = CliRunner().invoke(app, [name, "--help"]).stdout
         assert max(map(len, f"{brief}{result.stdout}".splitlines())) <= 80
-        assert "--token-file" not in brief
         assert "--json" in brief
 
 

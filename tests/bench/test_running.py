@@ -1,4 +1,4 @@
-"""Who takes which turn in the methods' suite, and what becomes of those who are refused."""
+"""An experiment: contenders that are refused, fail or hang leave the others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from outrider_bench.drivers import GenerationFailed
-from outrider_bench.experiment import LLAMA_CPP, OFF, PLAIN, Contender, contender
-from outrider_bench.running import MAX_FAILURES, TimedDriver, run_experiment, turns_of
+from outrider_bench.experiment import LLAMA_CPP, OFF, PLAIN, Contender, Experiment, contender
+from outrider_bench.running import MAX_FAILURES, TimedDriver, run_experiment
 from outrider_bench.samples import Block, GenerationSample, Request
 from outrider_cli.prompts import Prompt
-from tests.bench.experiment_samples import small
 from tests.bench.samples import generation
 
 
@@ -33,19 +32,18 @@ class Refusing:
         return generation(4, 1 if method == OFF else 2)
 
 
-def test_off_sits_out_where_it_should_and_the_prompts_come_once_in_their_order() -> None:
-    experiment = small(
-        prompts=tuple(Prompt(text) for text in "abcd"),
-        off_at=frozenset({0, 2}),
-        contenders=(PLAIN, contender("spacelike")),
-    )
-    turns = [
-        (turn.prompt_indices[0], turn.condition.method)
-        for turn in turns_of(experiment, experiment.config(0, ()), experiment.contenders)
-    ]
-    assert [index for index, _ in turns] == [0, 0, 1, 2, 2, 3]
-    assert {index for index, method in turns if method == OFF} == {0, 2}
-    assert [index for index, method in turns if method == "spacelike"] == [0, 1, 2, 3]
+def small(**changes: Any) -> Experiment:
+    """off and two others, two prompts, two repeats."""
+    contenders = (PLAIN, contender("pearl"), contender("card", "K = 5", card={"beam_width": 5}))
+    settings: dict[str, Any] = {
+        "name": "small",
+        "contenders": contenders,
+        "temperatures": (0.0,),
+        "prompts": (Prompt("a", "code"), Prompt("b", "code")),
+        "max_tokens": 8,
+        "repeats": 2,
+    }
+    return Experiment(**settings | changes)
 
 
 async def test_a_contender_that_is_refused_is_reported_and_the_others_are_measured() -> None:

@@ -20,9 +20,9 @@ from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_bench.config import BenchConfig
 from outrider_bench.drivers import GenerationFailed
 from outrider_bench.experiment import Contender, contenders_of
+from outrider_bench.generate.suite import GenerateSuite
 from outrider_bench.running import Turn, num_generations, run_turn, schedule, seed_of
 from outrider_bench.samples import Condition, GenerationSample, Request, Sample
-from outrider_bench.suites.generation.suite import GenerationSuite
 from outrider_bench.workers.client import Worker, WorkerError
 from outrider_cli.prompts import Prompt
 from tests.bench.samples import generation
@@ -140,7 +140,7 @@ def bench_verifier() -> Iterator[BenchVerifier]:
 def test_a_running_server_is_measured_and_the_report_written(bench_verifier: BenchVerifier, tmp_path: Path) -> None:
     config = config_of(address=bench_verifier.address, methods=("off", "pearl"), max_tokens=12, temperatures=(0.0, 0.7))
     console = Console(width=118, quiet=True)
-    assert GenerationSuite(config).run(tmp_path, console) == 0
+    assert GenerateSuite(config).run(tmp_path, console) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     rows = {(row["method"], row["temperature"]): row for row in found["rows"] if row["category"] == "all"}
     assert rows.keys() == {("off", 0.0), ("pearl", 0.0), ("off", 0.7), ("pearl", 0.7)}
@@ -157,7 +157,7 @@ def test_a_running_server_is_measured_and_the_report_written(bench_verifier: Ben
 
 def test_ctrl_c_keeps_what_has_been_measured(bench_verifier: BenchVerifier, tmp_path: Path) -> None:
     config = config_of(address=bench_verifier.address, methods=("off",), max_tokens=4)
-    benchmark = GenerationSuite(config)
+    benchmark = GenerateSuite(config)
     calls = 0
 
     def interrupting(request: verifier_pb2.GenerateRequest, context: grpc.ServicerContext) -> Iterator[Any]:
@@ -180,7 +180,7 @@ def test_a_method_that_the_server_does_not_offer_is_told_by_its_flag(
     bench_verifier: BenchVerifier, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(address=bench_verifier.address, methods=("off", "retrieval"))
-    assert GenerationSuite(config).run(None, Console(quiet=True)) == 3
+    assert GenerateSuite(config).run(None, Console(quiet=True)) == 3
     assert "--methods: the verifier does not offer 'retrieval' (it offers off, pearl)" in capsys.readouterr().err
 
 

@@ -101,7 +101,7 @@ def test_the_command_needs_no_package_of_a_server() -> None:
         re.split(r"[\\[<>=]", each)[0] for name in ("server", "models", "datastore", "bench") for each in extras[name]
     ]
     modules = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in packages if name != "outrider"}
-    assert {"torch", "numpy", "structlog", "redis", "matplotlib"} <= modules
+    assert {"torch", "numpy", "structlog", "redis", "gguf"} <= modules
     modules -= {"pydantic", "jinja2"}  # typer, too, may bring them
     lines = [
         "--help",

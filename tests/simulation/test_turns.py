@@ -1,4 +1,4 @@
-"""Turns of the methods' suite in simulated time, with the demo pair."""
+"""Turns in simulated time, with the demo pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that generates in simulated time: the methods' suite asks it for turns of a contender.
+"""A process that generates in simulated time: the papers' suite asks it for turns of a contender.
 
     python -m outrider_bench.workers.simulated --target demo/target --draft demo/draft [--core N]
 

@@ -1,1 +1,0 @@
-"""The suites of `outrider bench`: one package each."""

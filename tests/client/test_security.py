@@ -113,7 +113,7 @@ def test_the_command_takes_files_from_flags_and_variables(secured: Secured, tmp_
 
 @pytest.mark.parametrize(
     "line",
-    ["info", "generate x", "chat", "prior list", "prior list --datastore 10.0.0.9:1", "prior delete x", "bench generate"],
+    ["info", "generate x", "chat", "prior list", "prior list --datastore 10.0.0.9:1", "prior delete x", "bench pair"],
 )
 def test_no_command_talks_in_plaintext_to_another_machine(line: str) -> None:
     flags = line.split() if "--datastore" in line else [*line.split(), "--address", "10.0.0.2:1"]

@@ -1,1 +1,1 @@
-"""All methods on the demo pair, and what each paper claims for its own: `outrider bench methods`."""
+"""What the papers claim of their methods, measured on the demo pair in simulated time: `outrider bench papers`."""

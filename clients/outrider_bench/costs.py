@@ -40,11 +40,6 @@ CPU = Costs(
     overhead_ms=1.0,
 )
 """The demo pair on a core each, on a Zen 4."""
-CPU_NOTE = (
-    "In simulated time, at the costs of the demo pair on a core each: a forward of the target takes 20 ms with up to 4 "
-    "rows, 30 with 16 and 47 with 32, one of the draft model .75 ms and .035 for each row, a message .45; "
-    "without prefill."
-)
 GPU = Costs(
     target_ms={1: 20.0, 64: 22.0, 256: 30.0},
     draft_ms=1.0,
@@ -53,7 +48,3 @@ GPU = Costs(
     overhead_ms=0.5,
 )
 """Two devices on which rows cost hardly anything, side by side: where the papers measure."""
-GPU_NOTE = (
-    "In simulated time, on two devices side by side: a forward of the target takes 20 ms with 1 row, 22 with 64 and 30 "
-    "with 256, one of the draft model 1 ms and .01 for each row, a message .05; without prefill."
-)

@@ -5,17 +5,15 @@ Both take the time where the tokens arrive, on the clock of the process that ask
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from grpc import aio
 
-from outrider.core.params import Source
 from outrider.security.tokens import CallsWithMetadata
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_bench.config import BenchConfig
@@ -25,11 +23,7 @@ from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.redis import RedisFailed, RedisNotFound
 from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.channel import NO_SECURITY, ChannelSecurity, open_aio
-from outrider_client.client import Client
 from outrider_client.enums import method_name
-from outrider_client.errors import OutriderError
-from outrider_client.generation import Chunk as ClientChunk
-from outrider_client.requests import GenerateOptions
 
 
 class Driver(Protocol):
@@ -49,17 +43,15 @@ class StackDriver:
     def __init__(self, stub: verifier_pb2_grpc.VerifierServiceAsyncStub) -> None:
         self._stub = stub
 
-    async def generate(
-        self, request: Request, options: Mapping[str, Any], metadata: Sequence[tuple[str, str]] = ()
-    ) -> GenerationSample:
-        """See Driver. `metadata`: of the call."""
+    async def generate(self, request: Request, options: Mapping[str, Any]) -> GenerationSample:
+        """See Driver."""
         message = to_proto(request, options)
         token_ids: list[int] = []
         chunks: list[Chunk] = []
         num_prompt_tokens, num_judged, rounds = 0, 0, None
         started = time.perf_counter()
         try:
-            async for response in self._stub.Generate(message, metadata=tuple(metadata)):
+            async for response in self._stub.Generate(message):
                 match response.WhichOneof("event"):
                     case "started":
                         num_prompt_tokens = response.started.num_prompt_tokens
@@ -75,61 +67,6 @@ class StackDriver:
         if rounds is None or not token_ids:
             raise GenerationFailed("the stream ended without tokens or without `finished`")
         return GenerationSample(num_prompt_tokens, tuple(token_ids), tuple(chunks), duration_s, rounds)
-
-
-class ClientDriver:
-    """Generates with the SDK: options are those of `Client.generate`, and nothing is set that they do not name."""
-
-    def __init__(self, client: Client, structures: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """`structures`: those that outputs must obey, by the text of the prompt, where the options name none."""
-        self._client, self._structures = client, structures or {}
-
-    async def generate(self, request: Request, options: Mapping[str, Any]) -> GenerationSample:
-        """See Driver."""
-        given = {
-            "temperature": request.temperature,
-            "seed": request.seed,
-            "max_tokens": request.max_tokens,
-            "structured_outputs": self._structures.get(request.prompt),
-            "resume": False,  # a generation that breaks is a failure here, not a pause in a longer one
-            **options,
-        }
-        try:
-            return await timed_generation(self._client, request.prompt, cast(GenerateOptions, given))
-        except OutriderError as error:
-            raise GenerationFailed(f"{error.code.name}: {error.message}") from None
-
-
-async def timed_generation(
-    client: Client, prompt: str, options: GenerateOptions, on_chunk: Callable[[ClientChunk], None] = lambda _: None
-) -> GenerationSample:
-    """Generate to the end with the SDK; the times are those at which chunks arrive. Raises OutriderError.
-
-    Args:
-        client: Of the verifier.
-        prompt: Text to continue.
-        options: Those of `Client.generate`.
-        on_chunk: Sees every chunk.
-    """
-    # The loop's clock, so that a loop with a clock of its own says what it would say.
-    now = asyncio.get_running_loop().time
-    chunks, num_judged = list[Chunk](), 0
-    started = now()
-    async with client.generate(prompt, **options) as generation:
-        async for chunk in generation:
-            # The last chunk may bring only text, of tokens that have come before.
-            if chunk.token_ids:
-                chunks.append(Chunk(now() - started, len(chunk.token_ids)))
-            num_judged += num_judged_in(chunk)
-            on_chunk(chunk)
-    result = generation.result
-    return GenerationSample(
-        num_prompt_tokens=result.num_prompt_tokens,
-        token_ids=result.token_ids,
-        chunks=tuple(chunks),
-        duration_s=now() - started,
-        rounds=replace(rounds_from_proto(result.summary), num_judged=num_judged),
-    )
 
 
 def to_proto(request: Request, options: Mapping[str, Any]) -> verifier_pb2.GenerateRequest:
@@ -150,13 +87,12 @@ def wire_name(method: str) -> str:
     return f"METHOD_{method.upper().replace('-', '_')}"
 
 
-def num_judged_in(chunk: verifier_pb2.Chunk | ClientChunk) -> int:
-    """Count the chain tokens of a round that were compared with the target's: those behind a refused one never are.
+def num_judged_in(chunk: verifier_pb2.Chunk) -> int:
+    """Counts the chain tokens of a round that were compared with the target's: those after a refused one never are.
 
     A chunk ends with the target's own token, save one that a stop token cuts short.
     """
-    target = types_pb2.SOURCE_TARGET if isinstance(chunk, verifier_pb2.Chunk) else Source.TARGET
-    kept = sum(source != target for source in chunk.sources)
+    kept = sum(source != types_pb2.SOURCE_TARGET for source in chunk.sources)
     # The kept ones, and the one that the target's own token replaced; after a chain that was kept whole there is none,
     # which `min` sees to.
     return min(kept + (kept < len(chunk.sources)), chunk.num_drafted)

@@ -107,11 +107,6 @@ class Machine:
         # the network cost nothing here.
         return {k: (k + 1) * base / float(np.interp(k + 1, rows, milliseconds)) for k in range(1, rows[-1])}
 
-    @property
-    def best_ceiling(self) -> tuple[int, float] | None:
-        """The best k, and the speed-up there."""
-        return max(self.ceilings.items(), key=lambda item: item[1], default=None)
-
     def to_json(self) -> dict[str, Any]:
         """Return the object that results.json keeps."""
         return {

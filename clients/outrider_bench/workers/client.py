@@ -19,7 +19,6 @@ from typing import IO, Any
 from outrider_bench.config import BenchConfig
 from outrider_bench.drivers import GenerationFailed
 from outrider_bench.samples import GenerationSample, Request, generation_from_json
-from outrider_cli.links.namespaces import in_namespace
 
 _MAX_LINE = 1 << 24
 _QUIT_TIMEOUT_S = 10.0
@@ -42,13 +41,13 @@ class Worker:
         """Description of itself that the worker sent once it was ready."""
 
     @classmethod
-    async def start(cls, module: str, arguments: Sequence[str], core: int | None, namespace: str = "") -> Worker:
-        """Starts `python -m module`, in a network namespace if one is named, and waits until it is ready."""
+    async def start(cls, module: str, arguments: Sequence[str], core: int | None) -> Worker:
+        """Starts `python -m module`, and waits until it is ready."""
         # A pipe that is not read while an answer is awaited would fill up and block the worker; a file never does.
         log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         pinned = [] if core is None else ["--core", str(core)]
         process = await asyncio.create_subprocess_exec(
-            *in_namespace(namespace, [sys.executable, "-m", module, *arguments, *pinned]),
+            *(sys.executable, "-m", module, *arguments, *pinned),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,

@@ -52,7 +52,7 @@ class Found:
             "figure": claim.figure,
             "sign": f"{claim.relation} {claim.bound:g}",
             "reaches_figure": None if value is None or claim.figure is None else claim.reaches_figure(value),
-            "has_right_sign": None if value is None else claim.has_right_sign(value),
+            "has_right_sign": None if value is None or not claim.base else claim.has_right_sign(value),
             "source": claim.source,
         }
 

@@ -109,7 +109,7 @@ async def _guidellm(
         "--profile": profile,
         "--data": {"kind": "json_file", "path": str(prompts)},
         "--constraint": {"kind": "max_requests", "count": config.num_prompts},
-        "--seed": {"kind": "static", "seed": config.seed},
+        "--seed": {"kind": "static", "value": config.seed},
         "--output": {"kind": "json", "path": str(out)},
     }
     flags = [word for flag, value in arguments.items() for word in (flag, json.dumps(value))]

@@ -205,7 +205,7 @@ def test_a_chat_that_cannot_fit_is_refused_before_it_is_rendered(long: dict[str,
     "tool",
     [
         {"type": "function", "function": {"name": "now"}},
-        {"function": {"strict": True, "parameters": {"type": "object"}, "name": "now"}, "type": "function"},
+        {"function": {"strict": False, "parameters": {"type": "object"}, "name": "now"}, "type": "function"},
         {"type": "function", "function": {"name": "now", "strict": False, "description": "größer", "parameters": {}}},
         {"type": "function", "function": {"description": None, "name": "now", "parameters": {"b": 1.0, "a": [None]}}},
     ],

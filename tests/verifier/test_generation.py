@@ -105,6 +105,10 @@ async def test_auto_opens_a_speculator_that_it_does_not_know_with_a_limit(verifi
     assert [opened.max_forward_us > 0 for opened in speculator.opened] == [True, False]
 
 
+def is_paused(speculator: ScriptedSpeculator) -> bool:
+    return any(steering.speculation.method == types_pb2.METHOD_OFF for steering in speculator.steerings)
+
+
 async def test_auto_leaves_a_speculator_asleep_that_is_far_too_slow(verifier: RunningVerifier) -> None:
     speculator = ScriptedSpeculator()
     speculator.forward_us = 1_000_000
@@ -112,10 +116,10 @@ async def test_auto_leaves_a_speculator_asleep_that_is_far_too_slow(verifier: Ru
         generation = Generation(spec(verifier, AUTO, 400), verifier.engine, peer, None)
         with closing(generation):
             async for _ in generation.events():
-                if speculator.steerings:
+                if is_paused(speculator):
                     break
-            await until(lambda: speculator.steerings)
-    assert speculator.steerings[0].speculation.method == types_pb2.METHOD_OFF
+            # Other steerings tell of times alone, before it or after.
+            await until(lambda: is_paused(speculator))
 
 
 async def test_a_stream_that_is_opened_in_the_middle_of_a_text_has_all_of_it(verifier: RunningVerifier) -> None:

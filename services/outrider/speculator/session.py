@@ -1,11 +1,4 @@
-"""One session of the speculator: its tree, its keys and values, its place in the packed forward.
-
-**Slots.** The cache holds the trunk first: slot i has committed token i, exact. After it come the nodes that have been
-through a forward, in the order of their forwards, so a parent is always before its children. As long as the tree is one
-chain, slot and position agree and the rows need no mask; with branches, a row sees the trunk, its ancestors and itself.
-On a commit the slots that are still of use (the path that became committed, and what lives below it) move together; all
-others are forgotten. For a chain that is a truncation.
-"""
+"""One session of the speculator: its tree, its place in the packed forward, and what it sends."""
 
 from __future__ import annotations
 
@@ -28,15 +21,16 @@ from outrider.core.retrieval.sides import draft_plan
 from outrider.core.speculation import SpeculationParams, Steering, Waiting
 from outrider.core.statistics import RunningMean
 from outrider.core.structure import Matcher, StructureBroken, StructuredText
-from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId, path_to
+from outrider.core.tree import Draft, DraftTree, Node, TokenId, path_to
 from outrider.models.acceptance import DraftDraw
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
 from outrider.models.sampling import Logits
 from outrider.models.structure import mask_row
 from outrider.speculator.metrics import DraftCounts
+from outrider.speculator.outbox import Outbox
 from outrider.speculator.phrases import Phrases
-from outrider.speculator.send_budget import SendBudget
+from outrider.speculator.slots import Slots
 
 MAX_STEPS_AHEAD = 8
 """Most forwards of a chain that are made at once while the target verifies: its commit waits for them."""
@@ -107,6 +101,8 @@ class DraftSession:
         """True if the session must handle each forward's result before the next forward."""
         self._num_at_once = 1 if self._asks_more else num_at_once
         self.cache = cache
+        self._slots = Slots(cache, self.tree)
+        self._outbox = Outbox(self.tree, has_rows=spec.speculation.is_ratio)
         self.commit_number = 0
         """Number of its latest commit, by the engine's count. Before its first commit: the engine's latest when it was
         opened."""
@@ -136,17 +132,6 @@ class DraftSession:
         self._max_num_nodes = 0
         """Most nodes that a round of the target can verify. 0 means not known."""
         self._max_context_len = max_context_len
-        self._trunk_len = 0
-        self._slots: dict[Node, int] = {}
-        self._node_ids: dict[Node, int] = {}
-        self._next_node_id = 1  # not 0, which as an acknowledgement means that the caller does not say
-        self._unsent: list[Node] = []
-        self._unsent_forward_us = 0.0
-        self._unsent_forwards = self._unsent_phrase_tokens = self._unsent_rows = 0
-        self._withheld: set[Node] = set()
-        self._num_withheld = 0
-        self._send_budget = SendBudget()
-        self._phrase_slot = 0
         self._phrases = Phrases(
             self.tree, spec.num_prompt_tokens, self.ranking, calibration or RetrievalCalibration(), tiers
         )
@@ -173,12 +158,12 @@ class DraftSession:
     @property
     def num_missing(self) -> int:
         """Committed tokens that are not in the cache."""
-        return len(self.tree.committed) - self._trunk_len
+        return self._slots.num_missing
 
     @property
     def is_waited_for(self) -> bool:
         """True if the target has none of this session's nodes to verify, or waits for drafts in any case."""
-        return self.takes_turns or not self._node_ids
+        return self.takes_turns or not self._outbox.has_sent
 
     @property
     def is_prefilling(self) -> bool:
@@ -193,7 +178,7 @@ class DraftSession:
 
     def enter(self) -> None:
         """Takes in the part of its prefix that was found in the pool, now that the session has room there."""
-        self._trunk_len = self.cache.length
+        self._slots.take_prefix()
         self.has_begun = True
 
     @property
@@ -213,7 +198,7 @@ class DraftSession:
         self._forward_us = self._times.target_us = steering.forward_us or self._forward_us
         self._round_trip_us = steering.round_trip_us or self._round_trip_us
         self._max_num_nodes = steering.max_num_nodes or self._max_num_nodes
-        self._send_budget.measure(steering.forward_us, steering.round_trip_us)
+        self._outbox.budget.measure(steering.forward_us, steering.round_trip_us)
         self._foresee()
 
     def commit(self, token_ids: Sequence[TokenId], acknowledged_node_id: int = 0) -> None:
@@ -225,7 +210,7 @@ class DraftSession:
         """
         self._has_changed = True
         self._num_forwards, self._has_ended = 0, False
-        self._send_budget.begin_round(acknowledged_node_id)
+        self._outbox.budget.begin_round(acknowledged_node_id)
         # Before the tree is re-rooted: both walk down from the old root.
         self._claims.judge(self.tree, token_ids)
         self._phrases.commit(token_ids)
@@ -237,22 +222,12 @@ class DraftSession:
         self._counts.num_committed += num_known
         self._counts.num_wasted += num_nodes - num_known - self.tree.num_nodes
         self._claims.forget()
-        # Slots are assigned in ascending order, and a dictionary keeps it, as `keep` requires. The committed nodes come
-        # first: they are ancestors of all that live, and a parent has its slot before its children.
-        kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
-        self.cache.keep(self._trunk_len, [slot for _, slot in kept])
-        self._slots = {}
-        for slot, (node, _) in enumerate(kept, start=self._trunk_len):
-            if node.state is NodeState.COMMITTED:
-                self._trunk_len = slot + 1
-            else:
-                self._slots[node] = slot
-        self._node_ids = {node: node_id for node, node_id in self._node_ids.items() if node.state is NodeState.LIVE}
-        self._unsent = [node for node in self._unsent if node.state is NodeState.LIVE]
+        self._slots.commit()
+        self._outbox.commit()
         self._tokens_per_round.add(len(token_ids))
         if self._follows_hit:
             self._tokens_of_hit.add(len(token_ids))
-        self._follows_hit = bool(self._node_ids)
+        self._follows_hit = self._outbox.has_sent
         if self._policy is not None:
             self._policy.committed(self.tree, len(token_ids), num_known)
             for parent, candidate in self._policy.known_children(self.tree):
@@ -344,7 +319,7 @@ class DraftSession:
     def with_phrase(self, expansion: Expansion) -> Expansion:
         """Adds a retrieved phrase to an expansion of the end of a chain. Returns any other expansion unchanged."""
         tip = expansion.nodes[0]
-        if expansion.num_children != 1 or not self._is_chain(expansion.nodes):
+        if expansion.num_children != 1 or not self._slots.is_chain(expansion.nodes):
             return expansion
         if self._noise is not None and self._policy is not None and not self._policy.is_message(self.tree, 1):
             # A phrase makes a draft faster where samples agree with it, and the values of samples must not decide when
@@ -352,13 +327,6 @@ class DraftSession:
             return expansion
         phrase = self._phrases.behind(tip, min(expansion.max_len - 1, self._max_context_len - tip.position - 2))
         return expansion._replace(phrase=phrase) if phrase else expansion
-
-    def _is_chain(self, nodes: Sequence[Node]) -> bool:
-        """Returns True if the trunk, the nodes in the cache and these nodes are one path."""
-        branches = [node for node in nodes if node is not self.tree.root]
-        if not branches:
-            return not self._slots
-        return len(branches) == 1 and branches[0].position == len(self.tree.committed) + len(self._slots)
 
     def loop_room(self, expansion: Expansion) -> int:
         """Returns how many forwards, from an expansion on, can run without the session in between. It is 0 unless what
@@ -374,38 +342,19 @@ class DraftSession:
         if following is None or not self.loop_room(following):
             return None
         node = following.nodes[0]
-        if node.parent is not expansion.nodes[0] or node.token_id != token_id or not self._is_chain(following.nodes):
+        if (
+            node.parent is not expansion.nodes[0]
+            or node.token_id != token_id
+            or not self._slots.is_chain(following.nodes)
+        ):
             return None
-        self._slots[node] = self.cache.length
-        self.cache.append([node.position])
+        self._slots.append(node)
         return following
 
     def segment(self, expansion: Expansion, max_rows: int) -> Segment:
         """Returns the rows of an expansion, with logits in the order of its nodes. While more than `max_rows` tokens of
         the trunk are missing, returns a piece of the trunk instead, without logits."""
-        root, committed = self.tree.root, self.tree.committed
-        branches = [node for node in expansion.nodes if node is not root]
-        expands_root = len(branches) < len(expansion.nodes)
-        if expands_root and self._trunk_len == len(committed):
-            # The root has been through a forward without a result, for example because the session was paused
-            # meanwhile. Its logits are gone, so its row is computed again. It has no children, so no node loses its
-            # slot.
-            self._trunk_len -= 1
-            self.cache.truncate(self._trunk_len)
-        trunk = committed[self._trunk_len :]
-        if len(trunk) > max_rows:
-            # Counted before the forward has run: if that fails, the engine drops the session anyway.
-            self._trunk_len += max_rows
-            return Segment(self.cache, trunk[:max_rows], num_logits=0)
-        segment = Segment.of_tree(self.cache, trunk, branches, self._slots, num_logits=len(expansion.nodes))
-        if expansion.phrase:  # follows one chain, so there is no mask to be widened
-            token_ids = [*segment.token_ids, *expansion.phrase]
-            segment = segment._replace(token_ids=token_ids, num_logits=segment.num_logits + len(expansion.phrase))
-        self._trunk_len = len(committed)
-        for slot, node in enumerate(branches, start=self.cache.length + len(trunk)):
-            self._slots[node] = slot
-        self._phrase_slot = self.cache.length + len(trunk) + len(branches)
-        return segment
+        return self._slots.segment(expansion, max_rows)
 
     def output_indices(self, expansion: Expansion) -> list[int]:
         """Returns the output index of the draw that each row of an expansion's logits is for."""
@@ -464,9 +413,7 @@ class DraftSession:
         """Adds what a forward found: the candidates of each expanded node, best first."""
         self._has_changed = True
         self._num_forwards += 1
-        self._unsent_forward_us += forward_us
-        self._unsent_forwards += 1
-        self._unsent_rows += len(expansion.nodes) + len(expansion.phrase)
+        self._outbox.add_forward(forward_us, len(expansion.nodes) + len(expansion.phrase))
         # Even without a result: their keys and values are in the cache from here on.
         for node in expansion.nodes:
             node.is_expanded = True
@@ -486,7 +433,7 @@ class DraftSession:
     def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[Candidate]]) -> None:
         """Adds the tokens of the phrase that the draft model has drawn itself, and its own next token."""
         node: Node | None = expansion.nodes[0]
-        num_accepted = 0
+        accepted: list[Node] = []
         for index, children in enumerate(candidates):
             if node is None or not children:
                 break
@@ -496,19 +443,17 @@ class DraftSession:
                 break
             node.is_expanded = True
             # The phrase was among the rows of the forward, so the keys and values of this token are in the cache.
-            self._slots[node] = self._phrase_slot + index
-            num_accepted += 1
-        # The refused tokens of the phrase have the last slots, so nothing must be moved.
-        self.cache.truncate(self._phrase_slot + num_accepted)
-        self._phrases.judge(num_accepted)
-        self._unsent_phrase_tokens += num_accepted
+            accepted.append(node)
+        self._slots.keep_phrase(accepted)
+        self._phrases.judge(len(accepted))
+        self._outbox.add_phrase(len(accepted))
 
     def _add(self, parent: Node, candidate: Candidate) -> Node | None:
         before = self.tree.num_nodes
         child = self.tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT, candidate.q)
         # `add` also returns a node that exists already, which was sent or waits for it.
         if child is not None and self.tree.num_nodes > before:
-            self._unsent.append(child)
+            self._outbox.add(child)
             self._counts.num_nodes += 1
         return child
 
@@ -521,49 +466,11 @@ class DraftSession:
         Returns:
             None if nothing should be sent now.
         """
-        if not self._unsent or not (
-            is_idle or self._policy is None or self._policy.is_message(self.tree, len(self._unsent))
-        ):
+        num_unsent = self._outbox.num_unsent
+        if not num_unsent or not (is_idle or self._policy is None or self._policy.is_message(self.tree, num_unsent)):
             return None
-        count = self._send_budget.num_affordable(self._unsent)
-        self._note_withheld(self._unsent[count:])
-        if not count:
-            return None
-        sent, self._unsent = self._unsent[:count], self._unsent[count:]
-        first_node_id = self._next_node_id
-        self._next_node_id += count
-        self._send_budget.spend(sent, self._next_node_id - 1)
-        # Before the offsets: a parent may be in the same message. One that is not has its id from an earlier message,
-        # because nodes are sent in the order in which they grew.
-        self._node_ids.update(zip(sent, range(first_node_id, self._next_node_id), strict=True))
-        offsets = [
-            0 if node.parent is self.tree.root else self._node_ids[node] - self._node_ids[node.parent]
-            for node in sent
-            if node.parent is not None  # always true of live nodes; said for the type checker
-        ]
-        draft = Draft(
-            base_len=len(self.tree.committed),
-            first_node_id=first_node_id,
-            parent_offsets=offsets,
-            token_ids=[node.token_id for node in sent],
-            logprobs=[node.logprob for node in sent],
-            source=Source.DRAFT,
-            q_rows=[node.q for node in sent] if self.spec.speculation.is_ratio else (),
-            forward_us=int(self._unsent_forward_us),
-            num_forwards=self._unsent_forwards,
-            num_phrase_tokens=self._unsent_phrase_tokens,
-            num_rows=self._unsent_rows,
-            num_withheld_nodes=self._num_withheld,
-            retrieval_us=self._phrases.take_spent_us(),
-        )
-        self._unsent_forward_us = 0.0
-        self._unsent_forwards = self._unsent_phrase_tokens = self._unsent_rows = self._num_withheld = 0
-        return draft
-
-    def _note_withheld(self, nodes: Sequence[Node]) -> None:
-        """Counts nodes that the send budget holds back, each of them once."""
-        self._num_withheld += sum(node not in self._withheld for node in nodes)
-        self._withheld = set(nodes)
+        draft = self._outbox.take()
+        return None if draft is None else draft._replace(retrieval_us=self._phrases.take_spent_us())
 
 
 def _likely(candidates: Sequence[Candidate], least: float) -> list[Candidate]:

@@ -50,7 +50,7 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
 
     async def tell_metrics(exchange: Exchange) -> None:
         if gateway.settings.peer_token_file:
-            # With a verifier that requires tokens, only its callers may see these counts.
+            # If the verifier requires tokens, only its callers may see these counts.
             await exchange.upstream.admit(exchange.token)
         # In a thread: it also reads files of the process.
         body = await asyncio.to_thread(metrics.text)
@@ -140,7 +140,7 @@ class _Front:
             return
         began, status = time.perf_counter(), 0
         scope[ROUTE] = []
-        # With it the router raises an error for a wrong method, instead of answering with plain text.
+        # With this key the router raises an error for a wrong method, instead of answering with plain text.
         scope["app"] = self
 
         async def told(message: Message) -> None:
@@ -158,12 +158,12 @@ class _Front:
         except ClientGone:
             self._metrics.num_disconnects += 1
             log.debug("gateway.client_gone", path=scope["path"], seconds=round(time.perf_counter() - began, 3))
-            # The client may still be connected, and read nothing.
+            # The client may still be connected without reading.
             if abort := scope.get(ABORT):
                 abort()
             return
         except Exception as error:
-            # Without its traceback, whose frames hold the parsed body: this frame holds the error.
+            # Drop the traceback: its frames hold the parsed body, and this frame holds the error.
             failed = _api_error(error).with_traceback(None)
             if failed.status >= 500:
                 log.warning("gateway.error", path=scope["path"], status=failed.status, reason=failed.message)

@@ -58,8 +58,7 @@ class Ask:
     """True if the text of a completion begins with the prompt."""
     tells_prompt_logprobs: bool = False
     is_prompt_alone: bool = False
-    """True if the text is the prompt alone: what the verifier generates in order to report on the prompt is left
-    out."""
+    """True if the text is the prompt alone. Tokens that the verifier generates to report on the prompt are left out."""
 
 
 def ask_of(

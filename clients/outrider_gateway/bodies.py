@@ -20,8 +20,8 @@ BODY_TIMEOUT_S = 30.0
 SMALL_BYTES = 64 << 10
 """A body up to this size is read before its caller is checked, and processed on the event loop."""
 MAX_PARTS = 100_000
-"""Most lists, objects and names of a body. The parser keeps all other requests waiting until it has made the last one:
-this many take some 20 ms."""
+"""Most lists, objects and names of a body. The parser blocks all other requests until it has made the last one: this
+many take some 20 ms."""
 MAX_NAME_LEN = 1024
 """Longest name of a parameter: unknown names are compared with known ones."""
 _PARTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{:]', re.DOTALL)
@@ -96,7 +96,7 @@ async def _read(receive: Receive, holding: Holding, max_bytes: int, admit: Calla
 
 def _check_type(given: str) -> None:
     """Raises ApiError unless a content-type is that of JSON. A page of another origin may send other types, and bodies
-    without a type, without asking first."""
+    without a type, without a CORS preflight."""
     if not given:
         raise ApiError(415, "content-type must be application/json, and there is none", code="unsupported_media_type")
     fields = Fields()
@@ -121,7 +121,7 @@ def no_room() -> ApiError:
 def num_parts(body: bytes) -> int:
     """Returns the number of lists, objects and names of a body; one above MAX_PARTS means that there are too many."""
     count = 0
-    # Not in one call, which would keep others waiting.
+    # Not in one call, which would block the event loop.
     for found in _PARTS.finditer(body):
         count += body[found.start()] != 0x22
         if count > MAX_PARTS:

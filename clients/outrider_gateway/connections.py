@@ -35,7 +35,7 @@ class _Refused(Exception):
 
 class Connection(HttpToolsProtocol):
     """A connection with limits on the time and memory of a request: uvicorn alone would wait for a head for ever, and
-    keep all of it."""
+    keep all of it in memory."""
 
     def __init__(self, *args: Any, intake: Intake, **options: Any) -> None:
         """Takes uvicorn's arguments. `intake`: counts the memory of all connections."""

@@ -1,8 +1,8 @@
 """Counts the memory of requests as they come in, and bounds it over all connections together.
 
-It is estimated: bytes and parts of JSON have costs that were measured once. If all requests together hold more than the
-limit, the one that holds most among those still coming in is refused. A flood of large requests that never end is thus
-cut off, and a small one next to it is served.
+The memory is estimated: bytes and parts of JSON have costs that were measured once. If all requests together exceed the
+limit, the largest of those still coming in is refused. This cuts off a flood of large requests that never end, while a
+small request is served.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONNECTION_BYTES = 16 << 10
 """Memory of a connection without a request, in bytes."""
 BYTE_COST, PART_COST = 4, 256
 """Memory that a request takes while it is served, in bytes: for each byte of its body, which is parsed and sent on, and
-for each part. The dearest part is an object with a few names."""
+for each part. The most expensive part is an object with a few names."""
 
 
 def _nothing() -> None:

@@ -1,8 +1,8 @@
 """Leniency (`--lenient`): parameters that clients send to every server, and that have no effect here, are ignored.
 
-Ignored are parameters that ask for more effort or another way, but not for another answer: how hard to think, how to
-cache. Unknown fields are ignored too, unless they resemble a known one. A parameter that would change the answer stays
-an error, as without leniency. Ignored parameters are logged, counted, and named in a header of the answer.
+Such parameters ask for more effort or another way, but not for another answer: how hard to think, how to cache. Unknown
+fields are ignored too, unless they resemble a known one. A parameter that would change the answer stays an error, as
+without leniency. Ignored parameters are logged, counted, and named in a header of the answer.
 """
 
 from __future__ import annotations

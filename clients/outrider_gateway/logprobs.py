@@ -104,8 +104,8 @@ def begins_of(ends: Sequence[int], last: int, limit: int | None = None) -> list[
 
 
 def _key(token: bytes) -> str:
-    """Returns the key of a token in a completion: its text, or, if that is only part of a character, its bytes as
-    OpenAI writes them: U+FFFD would stand for many tokens."""
+    """Returns the key of a token in a completion: its text, or its bytes as OpenAI writes them if the text is only part
+    of a character. U+FFFD would stand for many tokens."""
     try:
         return token.decode()
     except UnicodeDecodeError:

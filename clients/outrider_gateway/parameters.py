@@ -67,7 +67,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "betas": ([],),
     "speed": ("standard",),
 }
-"""Values, besides null, that ask for what happens anyway. Fields in them may be null."""
+"""Values, besides null, that change nothing. Fields in them may be null."""
 _INSTEAD = {
     "functions": ("tools",),
     "function_call": ("tool_choice",),
@@ -84,7 +84,7 @@ _INSTEAD = {
     "stop_sequences": ("stop",),
     "response_format": ("text", "output_config"),
 }
-"""Fields that correspond to others here or in other requests. The first one that a request may have counts."""
+"""Fields that correspond to others here or in other requests. The first one that the request may have is suggested."""
 _OF_OTHERS = frozenset(
     {
         "chat_template", "documents", "grammar", "json_schema", "regex", "images", "audio", "logits_processors",

@@ -98,7 +98,7 @@ class Reply:
     def ended(self, choice: int, result: Result) -> Ended:
         """Returns the end of the text. Called when all of it has been taken."""
         reason, is_whole = result.finish_reason, self.num_whole_calls == self.num_calls
-        # A stop string, or the model's own end, may come within a call: there is then nothing to call.
+        # A stop string, or the model's own end, may come within a call, which is then not to be made.
         calls = reason is FinishReason.STOP and self.num_calls and is_whole
         is_cut = reason is FinishReason.LENGTH or not is_whole
         return Ended(choice, "tool_calls" if calls else reason.value, result, is_cut)
@@ -109,8 +109,8 @@ class Reply:
     def _of_call(self, event: CallBegun | CallGrown | ToolCall) -> Part:
         match event:
             case CallBegun():
-                # Sent with the first piece of the arguments. An id that the model writes after them comes too late:
-                # streamed and whole answers are the same.
+                # Sent with the first piece of the arguments. An id that the model writes after them comes too late, so
+                # that streamed and whole answers are the same.
                 self._begun = BegunCall(self.num_calls, event.id or f"call_{uuid.uuid4().hex[:24]}", event.name)
                 self.num_calls += 1
                 return self._begun

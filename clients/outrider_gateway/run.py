@@ -71,7 +71,7 @@ class GatewayServer:
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises SystemExit, which names the flag; UnusableFile."""
         tls = server_tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
-        # First, since it fails most often: nothing is open yet that would have to be closed.
+        # First, since it fails most often: nothing is open yet that must be closed.
         self._listener = _bind(settings.listen)
         self.gateway = Gateway(settings, Upstream(settings))
         is_draining = self.gateway.is_draining

@@ -2,7 +2,7 @@
 origin.
 
 A name that another site has pointed at this machine is refused (DNS rebinding). A page of another origin may send much
-without asking first, though it cannot read the answers.
+without a CORS preflight, though it cannot read the answers.
 """
 
 from __future__ import annotations

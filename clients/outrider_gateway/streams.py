@@ -95,7 +95,8 @@ def event_of(value: Mapping[str, Any], name: str = "") -> bytes:
 
 
 class TextEvents:
-    """Makes the events that have only a piece of text. The rest is encoded once: a stream has thousands of events."""
+    """Makes the events that have only a piece of text. The rest is encoded once, as a stream has thousands of
+    events."""
 
     def __init__(
         self, base: Mapping[str, Any], choice: Callable[[int, str], Mapping[str, Any]], num_choices: int

@@ -53,7 +53,7 @@ class Upstream:
         self._security = settings.peer_security()
         self._credentials = self._credentials_now()
         self._clients = [self._open()]
-        """All clients that were opened; new calls use the last one. The files of the others have changed since."""
+        """All clients that were opened; new calls use the last one. The credential files of the others have changed."""
         self._more_names = settings.served_model_names
         self._tool_call_format = ToolCallFormat(settings.tool_call_format)
         self._info: verifier_pb2.GetInfoResponse | None = None

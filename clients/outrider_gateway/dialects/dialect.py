@@ -151,7 +151,7 @@ class ChoicesAnswer(Answer[P]):
         return told
 
     def _last_words(self, results: Sequence[Result | None]) -> dict[str, Any]:
-        # With the last text alone, and not twice.
+        # Only with the last text, so that it is sent once.
         ended = [result for result in results if result is not None]
         if len(ended) < len(results) or (self.ask.stream is not None and self.ask.stream.include_usage):
             return {}
@@ -179,7 +179,7 @@ class ChoicesAnswer(Answer[P]):
     def last_event(
         self, choice: Mapping[str, Any], finish_reason: str, result: Result, results: Sequence[Result | None]
     ) -> bytes:
-        """Returns the event that ends a text, with the reports on speculation if none with the usage follows."""
+        """Returns the event that ends a text. It reports on speculation unless an event with the usage follows."""
         last = {**choice, "finish_reason": finish_reason, "stop_reason": self.stop_reason(result)}
         return self.event(last, **self._last_words(results))
 

@@ -1,9 +1,9 @@
 """Tool calls in the text that a model writes: each family of models marks them in its own way.
 
-A call begins where its name and the beginning of its arguments have been read. From there on it stays one: if the text
-ends, or goes on as no call can, the arguments end there, and the rest is text. Where a call is no call before it has
-begun, it stays part of the text. White space behind a call is dropped unless text comes after it, and so is white space
-with which a text begins, if a call follows.
+A call begins once its name and the beginning of its arguments have been read, and stays a call from then on: if the
+text ends, or goes on as no call can, the arguments end there, and the rest is text. What proves to be no call before it
+has begun stays part of the text. White space after a call is dropped unless text follows it. White space at the
+beginning of a text is dropped if a call follows.
 
 >>> parse_tool_calls('Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>')
 ('Let me see.', [ToolCall(name='weather', arguments='{"city": "Rome"}', id='', is_complete=True)])
@@ -29,7 +29,7 @@ class ToolCallFormat(Enum):
     """A `ToolCallFormat` says how a model writes calls. The names are those of vLLM's parsers."""
 
     AUTO = "auto"
-    """Every form below that begins with a marker which no other text begins with: not the bare ones."""
+    """All forms below whose marker begins no other text; bare forms are left out."""
     HERMES = "hermes"
     """Hermes, Qwen 2.5 and 3: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`."""
     MISTRAL = "mistral"
@@ -48,8 +48,8 @@ class ToolCallFormat(Enum):
 
     @classmethod
     def of_template(cls, chat_template: str) -> ToolCallFormat:
-        """Returns the format in which a chat template has calls written, told by its markers; AUTO where it has none
-        of these, or those of a family that is not known here.
+        """Returns the format of the calls in a chat template, recognized by its markers. AUTO if the template has none
+        of them, or those of a family that is not known here.
 
         >>> ToolCallFormat.of_template("{{ '[TOOL_CALLS]' + calls | tojson }}")
         <ToolCallFormat.MISTRAL: 'mistral'>
@@ -69,9 +69,9 @@ _TEMPLATE_MARKERS = (
     ('"parameters": dictionary of argument name', "llama3_json"),
     ("<|python_start|>", "pythonic"),
 )
-"""Markers in a chat template, and the format that each tells. The first that is there counts."""
+"""Markers in a chat template, and the format that each stands for. The first one found counts."""
 _UNKNOWN_MARKERS = ("<arg_key>",)
-"""Markers of calls that look like one of these formats and are none: those of GLM."""
+"""Markers of calls that only look like one of these formats: those of GLM."""
 
 
 def parse_tool_calls(
@@ -82,8 +82,8 @@ def parse_tool_calls(
     Args:
         text: The whole text.
         format: How the model writes calls.
-        tools: What the model was offered, in OpenAI's shape: "qwen3_coder", which writes all values as text, takes
-            their types from it. Without it they stay texts.
+        tools: The tools that the model was offered, in OpenAI's shape. "qwen3_coder", which writes all values as text,
+            takes their types from here; without them, values stay texts.
 
     Raises:
         ValueError: There is no such format.
@@ -97,9 +97,10 @@ def parse_tool_calls(
 class ToolCallStream:
     """Splits a growing text. Joined, its events are what `parse_tool_calls` returns, however the text is cut.
 
-    Text comes as soon as it cannot be the beginning of a call, and arguments as they are written. A call comes at once,
-    when it is complete, where its arguments stand before its name, with "pythonic", and in a list of Mistral's, where
-    the id comes last. An id that stands behind arguments told already is known with the whole call, not when it begins.
+    Text comes as soon as it cannot be the beginning of a call, and arguments as they are written. A call comes in one
+    piece, when it is complete, if its arguments stand before its name, with "pythonic", and in a list of Mistral's,
+    where the id comes last. An id after arguments that were already passed on comes with the whole call, not with its
+    beginning.
 
     >>> stream = ToolCallStream("hermes")
     >>> stream.feed("One moment.<tool")
@@ -119,11 +120,11 @@ class ToolCallStream:
         self._grammar = _grammar(_format(format), _schemas(tools))
         self._text = GrowingText()
         self._told = CallEvents(self._text)
-        self._space = ""  # white space that is part of the text only if text comes behind it
+        self._space = ""  # white space that is part of the text only if text comes after it
         self._reading = self._read()
 
     def feed(self, piece: str) -> list[Event]:
-        """Takes the next piece of the text; returns what is decided by it. Raises RuntimeError after `finish`."""
+        """Takes the next piece of the text; returns the events that it decides. Raises RuntimeError after `finish`."""
         if self._text.is_over:
             raise RuntimeError("the text is finished: a new one needs a new stream")
         self._text.text += piece
@@ -131,9 +132,9 @@ class ToolCallStream:
         return self._told.take()
 
     def finish(self) -> list[Event]:
-        """Returns what is left of the text. No more may follow."""
+        """Returns the remaining events. No more text may follow."""
         self._text.is_over = True
-        # Without more text to wait for it reads to the end.
+        # With no more text to wait for, it reads to the end.
         for _ in self._reading:
             raise AssertionError("nothing may wait for text that never comes")
         return self._told.take()
@@ -157,10 +158,10 @@ class ToolCallStream:
         try:
             yield from form.read(text, told)
             told.accept()
-        # ValueError, of which Unreadable is one: a value that cannot be written as JSON.
+        # ValueError: Unreadable, or a value that cannot be written as JSON.
         except (ValueError, RecursionError):
             if not told.close():
-                # A bare form begins at its opener, a marked one behind it.
+                # A bare form begins at its opener, a marked one after it.
                 text.position = start + (len(opener) if form.is_bare else 0)
                 self._emit(opener)
                 return False
@@ -177,20 +178,20 @@ class ToolCallStream:
             self._text.forget()
 
 
-# What the forms are.
+# The forms of each format.
 
 Read: TypeAlias = Callable[[GrowingText, CallEvents], Reading[None]]
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""Types of parameters: by function, by parameter, its JSON schema."""
+"""JSON schemas of parameters, by function and by parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Holds a way to write calls behind an opener."""
+    """Holds a way to write calls after an opener."""
 
     read: Read
     trailer: str = ""
-    """A marker that is dropped if it comes behind the calls."""
+    """A marker that is dropped if it comes after the calls."""
     is_bare: bool = False
     """True if the form begins with the opener itself, and may only be the whole text."""
 
@@ -201,7 +202,7 @@ class _Grammar:
 
     marked: Mapping[str, _Form]
     bare: Mapping[str, _Form]
-    """Its openers are the first characters of the text."""
+    """Forms whose opener must be the first character of the text."""
 
 
 def _format(name: ToolCallFormat | str) -> ToolCallFormat:
@@ -241,7 +242,7 @@ def _grammar(format: ToolCallFormat, schemas: Schemas) -> _Grammar:
         case ToolCallFormat.DEEPSEEK_V3:
             return _Grammar(deepseek, {})
         case ToolCallFormat.QWEN3_CODER:
-            # The model sometimes forgets the outer marker before its call, but not behind it.
+            # The model sometimes forgets the outer marker before its call, but not the one after it.
             bare = _Form(partial(_read_function, schemas), "</tool_call>")
             return _Grammar({"<tool_call>": _Form(coder), "<function=": bare}, {})
     either = _Form(partial(_read_tool_call, coder))
@@ -249,7 +250,7 @@ def _grammar(format: ToolCallFormat, schemas: Schemas) -> _Grammar:
     return _Grammar({"<tool_call>": either, **mistral, **deepseek, **others}, {})
 
 
-# How each is read, from behind its opener.
+# How each form is read. Its opener has been read before.
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _PARAMETER_ENDS = ("\n</parameter>", "</parameter>")
@@ -299,11 +300,11 @@ def _read_function(schemas: Schemas, text: GrowingText, told: CallEvents) -> Rea
 
 
 def _read_parameter(text: GrowingText, told: CallEvents, kinds: Collection[str]) -> Reading[None]:
-    """Reads the value of a parameter, which is of one of these types; any, if there are none."""
+    """Reads the value of a parameter. `kinds`: the types that it may have; empty means any."""
     # One line break on either side belongs to the format.
     yield from text.skips("\n")
     if kinds and ("string" not in kinds or "null" in kinds):
-        # Of which type it is, the whole of it says.
+        # Only the whole value tells its type.
         value = yield from text.until("</parameter>")
         told.grow(_json_text(_typed(value.removesuffix("\n"), kinds)))
         return
@@ -316,7 +317,7 @@ def _read_parameter(text: GrowingText, told: CallEvents, kinds: Collection[str])
 
 def _read_end(text: GrowingText) -> Reading[None]:
     yield from text.spaces()
-    # A model may end behind a complete call without closing it.
+    # A model may end after a complete call without closing it.
     if (yield from text.ahead()):
         yield from text.expect("</tool_call>")
 
@@ -324,7 +325,7 @@ def _read_end(text: GrowingText) -> Reading[None]:
 def _read_mistral(text: GrowingText, told: CallEvents) -> Reading[None]:
     yield from text.spaces()
     if (yield from text.ahead()) == "[":
-        # The id, which the model's own chat template asks for, comes last: so no call is told before its end.
+        # The id, which the model's own chat template asks for, comes last. So no call is passed on before its end.
         values = yield from text.json()
         if not values:
             raise Unreadable("there must be a call")
@@ -354,7 +355,7 @@ def _read_llama3_json(text: GrowingText, told: CallEvents) -> Reading[None]:
 def _read_pythonic(text: GrowingText, told: CallEvents) -> Reading[None]:
     yield from text.spaces()
     start = text.position
-    # The brackets alone would hold back every text that begins with one.
+    # Waiting for the closing bracket alone would hold back every text that begins with a bracket.
     yield from text.expect("[")
     yield from text.spaces()
     yield from _read_name(text)
@@ -378,7 +379,7 @@ def _read_deepseek_call(text: GrowingText, told: CallEvents) -> Reading[None]:
     name = yield from _read_name(text)
     yield from text.expect(CALL_SEPARATOR)
     yield from text.spaces()
-    # V3.1 has the name before the separator; V3 the kind of tool, and behind it name and arguments in a code block.
+    # V3.1 has the name before the separator. V3 has the kind of tool there; name and arguments follow in a code block.
     is_v3 = (yield from text.ahead()) != "{"
     if is_v3:
         name = yield from _read_name(text)
@@ -394,12 +395,12 @@ def _read_deepseek_call(text: GrowingText, told: CallEvents) -> Reading[None]:
 
 
 def _read_object(text: GrowingText, told: CallEvents, *keys: str, is_marked: bool = True) -> Reading[None]:
-    """Reads a call that is a JSON object. Takes what `_call` takes."""
+    """Reads a call that is a JSON object. The arguments are those of `_call`."""
     start = text.position
     try:
         given = yield from _read_head(text, keys)
     except Unreadable:
-        # Its parts may stand in another order: then the whole of it says which call it is.
+        # Its parts may stand in another order: then only the whole object tells which call it is.
         text.position = start
         told.wait(_call((yield from text.json()), *keys, is_marked=is_marked))
         return
@@ -414,8 +415,8 @@ def _read_object(text: GrowingText, told: CallEvents, *keys: str, is_marked: boo
 
 
 def _read_head(text: GrowingText, keys: Sequence[str]) -> Reading[dict[str, str]]:
-    """Reads a JSON object up to its arguments, under one of these keys. Returns what stands before them, the name at
-    least. Raises Unreadable if it is written in another way."""
+    """Reads a JSON object up to its arguments, which have one of these keys. Returns the fields before them, at least
+    the name. Raises Unreadable if it is written in another way."""
     given: dict[str, str] = {}
     yield from text.expect("{")
     while (key := (yield from _read_key(text, {"name", "id", "type", *keys} - given.keys()))) not in keys:
@@ -428,7 +429,7 @@ def _read_head(text: GrowingText, keys: Sequence[str]) -> Reading[dict[str, str]
 
 
 def _read_tail(text: GrowingText, keys: Set[str]) -> Reading[dict[str, str]]:
-    """Reads a JSON object from behind its arguments to its end. Returns what stands there, under some of these keys."""
+    """Reads the rest of a JSON object after its arguments. Returns the fields there. `keys` are those allowed."""
     given: dict[str, str] = {}
     yield from text.json_spaces()
     while (yield from text.skips(",")):
@@ -440,7 +441,7 @@ def _read_tail(text: GrowingText, keys: Set[str]) -> Reading[dict[str, str]]:
 
 
 def _read_key(text: GrowingText, keys: Collection[str]) -> Reading[str]:
-    """Reads the next key of a JSON object, which must be among some, up to its value."""
+    """Reads the next key of a JSON object, which must be one of these, up to its value."""
     yield from text.json_spaces()
     if (key := (yield from text.json_string())) not in keys:
         raise Unreadable(f"one of {', '.join(sorted(keys))} must come next")
@@ -451,13 +452,13 @@ def _read_key(text: GrowingText, keys: Collection[str]) -> Reading[str]:
 
 
 def _read_arguments(text: GrowingText, told: CallEvents, name: str, call_id: str = "") -> Reading[None]:
-    """Reads the arguments of a call, which begins and ends with them."""
+    """Reads the arguments of a call. The call begins and ends with them."""
     yield from _begin_arguments(text, told, name, call_id)
     told.end()
 
 
 def _begin_arguments(text: GrowingText, told: CallEvents, name: str, call_id: str) -> Reading[None]:
-    """Reads the arguments of a call, which begins with them."""
+    """Reads the arguments of a call. The call begins with them."""
     if (yield from text.ahead()) != "{":
         raise Unreadable("arguments must be an object")
     told.begin(name, call_id)
@@ -480,12 +481,12 @@ def _read_nothing(text: GrowingText) -> Reading[None]:
 
 
 def _call(value: Any, *keys: str, is_marked: bool = True) -> ToolCall:
-    """Returns the call that a JSON value says. Raises Unreadable if it says none.
+    """Returns the call that a JSON value describes. Raises Unreadable if it describes none.
 
     Args:
         value: The JSON value.
         keys: Names that the arguments may have.
-        is_marked: False if nothing but the value says that it is a call: then it must have arguments.
+        is_marked: False if only the value itself shows that it is a call: then it must have arguments.
     """
     if not isinstance(value, dict) or not value.keys() <= {"name", "id", "type", *keys}:
         raise Unreadable("a call must have a name and arguments, and little else")
@@ -516,18 +517,18 @@ def _json_text(value: object) -> str:
 
 
 def _typed(value: str, kinds: Collection[str]) -> Any:
-    """Returns a value that was written as text, in one of these types of JSON schemas; the text where it has none."""
+    """Converts a value written as text to one of these types of JSON schemas; returns the text if it fits none."""
     if "string" in kinds:
         return None if value == "null" and "null" in kinds else value
     try:
         return json.loads(value, parse_constant=str)
     except (ValueError, RecursionError):
-        # Some write Python's names.
+        # Some models write Python's names.
         return {"True": True, "False": False, "None": None}.get(value, value)
 
 
 def _kinds(schema: object) -> set[str]:
-    """Returns the types that a JSON schema, or a list of some, allows at its top; none if it does not say."""
+    """Returns the types that a JSON schema, or a list of schemas, allows at the top level; empty if it does not say."""
     if isinstance(schema, str):
         return {schema}
     if isinstance(schema, list):

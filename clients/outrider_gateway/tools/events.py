@@ -28,7 +28,7 @@ class CallBegun:
 
     name: str
     id: str = ""
-    """The model's own name for the call, where it stands before the arguments: otherwise `ToolCall` alone has it."""
+    """The model's own name for the call, if it stands before the arguments; otherwise only `ToolCall` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class CallEvents:
         self._begun: CallBegun | None = None
         self._waiting: list[ToolCall] = []  # calls that came whole, and do not count yet
         self._has_begun = False
-        self._position = 0  # what was read up to here counts
+        self._position = 0  # everything read up to here counts
 
     def take(self) -> list[Event]:
         """Returns the events since the last time."""
@@ -72,7 +72,8 @@ class CallEvents:
         self._has_begun, self._waiting = False, []
 
     def close(self) -> bool:
-        """Ends a form that cannot go on, at what counts of it. Returns False if no call of it has begun."""
+        """Ends a form that cannot go on; goes back to the end of what counts. Returns False if no call of it has
+        begun."""
         if self._has_begun:
             if self._begun:
                 self._end(is_complete=False)
@@ -94,15 +95,15 @@ class CallEvents:
         self._position = self._text.position
 
     def end(self, id: str = "") -> None:
-        """Ends the call that has begun, whose arguments are whole. `id` is one that stands after them."""
+        """Ends the call that has begun: its arguments are whole. `id`: the id after them, if there is one."""
         self._end(is_complete=True, id=id)
 
     def wait(self, call: ToolCall) -> None:
-        """Adds a call that came whole: it counts if all after it is as it must be, or if another call begins."""
+        """Adds a call that came whole. It counts once the form is accepted, or once another call begins."""
         self._waiting.append(call)
 
     def accept(self) -> None:
-        """Has all that was read count."""
+        """Makes everything that was read count."""
         for call in self._waiting:
             self._events += [CallBegun(call.name, call.id), CallGrown(call.arguments), call]
         self._waiting = []

@@ -1,9 +1,8 @@
 r"""The grammar of tool calls: it holds a text to the tools that a chat offers and to their schemas.
 
-A text needs one where `tool_choice` asks for a call, where a tool is strict, and where `parallel_tool_calls` is false.
-A call is a schema behind a trigger: the grammar, in the Lark
-dialect of llguidance, lets text be free up to an opening marker, and from there on allows nothing but a call. The text
-that comes, `calls` reads back.
+A text needs one if `tool_choice` asks for a call, if a tool is strict, or if `parallel_tool_calls` is false. The
+grammar is written in the Lark dialect of llguidance. Text is free up to an opening marker, the trigger; after it only a
+call is allowed, as its schema says. `calls` parses the resulting text.
 
 | `tool_choice` | the text | arguments |
 |---|---|---|
@@ -13,10 +12,10 @@ that comes, `calls` reads back.
 
 Other arguments are any JSON object. A tool without `parameters` has none, as with OpenAI: its arguments are `{}`.
 
-Markers are special tokens with some models, plain text with others, and a client cannot know. So the grammar has them
-as text, and `special_tokens_as_text` makes the server, which knows, count every token as the text that it is written
-as. Without that, llguidance (1.9) lets an added token that is special, or written as a tag, match its own name alone:
-`"<tool_call>"` would not match Qwen's token, and `<tool_call>` would not compile where no token has that name.
+Markers are special tokens with some models and plain text with others; a client cannot know which. So the grammar has
+them as text, and `special_tokens_as_text` makes the server, which knows, match every token by the text that it is
+written as. Without that, llguidance (1.9) lets an added token that is special, or written as a tag, match only its own
+name: `"<tool_call>"` would not match Qwen's token, and `<tool_call>` would not compile where no token has that name.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from outrider_gateway.tools.calls import CALL_BEGIN, CALL_END, CALL_SEPARATOR, C
 
 _NAME = re.compile(r"[\w.:/-]+")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-# As chat templates write calls, and so as models have learnt to.
+# The layout in which chat templates write calls, and so the one that models have learnt.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -45,7 +44,7 @@ class UnheldCalls(ValueError):
         self.option, self.reason = option, reason
         self.rule = f"needs calls that a schema can hold, as those of {known}: this model writes {format.value}"
         if format is ToolCallFormat.AUTO:
-            # `outrider up` starts a gateway, and takes its variables.
+            # Name the variable, too: `outrider up` starts a gateway, and takes its variables.
             self.rule = (
                 "needs to know how this model writes calls, and its chat template does not tell: start the gateway "
                 f"with --tool-call-format (or OUTRIDER_GATEWAY_TOOL_CALL_FORMAT) {known}"
@@ -59,11 +58,11 @@ def hold_calls(
     choice: str | Mapping[str, Any] | None = None,
     is_parallel: bool | None = None,
 ) -> GenerateOptions:
-    """Returns the options of a generation with what its calls of tools need: the tools that the model is shown, and
-    the grammar that holds it to them, if there has to be one.
+    """Returns the options of a generation that calls tools: the tools that the model is shown, and the grammar that
+    holds it to them, if one is needed.
 
     Args:
-        options: What else is asked; `tools` has the tools in OpenAI's shape.
+        options: The other options; `tools` has the tools in OpenAI's shape.
         format: How the model writes calls.
         choice: Has the model call tools as it likes ("auto", the default), at least once ("required"), once the
             function of `{"type": "function", "function": {"name": ...}}`, or never: with "none" it is shown no tools.
@@ -72,7 +71,7 @@ def hold_calls(
     Raises:
         TypeError: An option has the wrong type.
         ValueError: Options contradict each other, or no grammar can be written for a tool.
-        UnheldCalls: None can be written for the format.
+        UnheldCalls: No grammar can be written for the format.
     """
     tools = offered_tools(options)
     mode, name = _choice(choice, tools)
@@ -160,8 +159,8 @@ def _schema(tool: OfferedTool, *, is_required: bool) -> dict[str, Any]:
     return {**schema, "type": "object"}
 
 
-# The rules of each format: `names` are those of the tools, rule `arguments_0` has the arguments of the first one. TEXT
-# ends where a lazy rule, TEXT with a marker behind it, comes to its end.
+# The rules of each format. `names` are those of the tools; rule `arguments_0` has the arguments of the first one. TEXT
+# ends with the lazy rule around it, TEXT followed by a marker: at the first marker.
 
 
 def _hermes(names: Sequence[str], is_required: bool, is_single: bool) -> list[str]:
@@ -176,7 +175,7 @@ def _hermes(names: Sequence[str], is_required: bool, is_single: bool) -> list[st
 
 def _mistral(names: Sequence[str], is_required: bool, is_single: bool) -> list[str]:
     opener = "[TOOL_CALLS]"
-    # A list until tokenizer v10, a name since v11, which may have an id behind it.
+    # A list until tokenizer v10; a name, perhaps followed by an id, since v11.
     calls = f'calls: " "? "[" {_times("object", _text(", "), is_single)} "]" | named'
     named = _either("named", [f'{_text(name)} id? "[ARGS]" arguments_{index}' for index, name in enumerate(names)])
     call_id = 'id: "[CALL_ID]" /[a-zA-Z0-9]{9}/'
@@ -193,7 +192,7 @@ def _llama3_json(names: Sequence[str], is_required: bool, is_single: bool) -> li
     if is_required:
         start = f"start: {_text(opener)}? calls"
     else:
-        # A brace at the beginning is a marker, too; nothing may stand behind the calls. Python's white space.
+        # A brace at the beginning is a marker, too. Nothing may follow the calls. White space is Python's.
         spaces = r"\s\x1c-\x1f"
         text = rf"TEXT: /[{spaces}]*([^{spaces}{{](?s:.*))?/"
         start = f"start: TEXT | calls | opened calls\nopened[lazy]: TEXT {_text(opener)}\n{text}"
@@ -203,7 +202,7 @@ def _llama3_json(names: Sequence[str], is_required: bool, is_single: bool) -> li
 def _deepseek_v3(names: Sequence[str], is_required: bool, is_single: bool) -> list[str]:
     begin, end, separator = _text(CALL_BEGIN), _text(CALL_END), _text(CALL_SEPARATOR)
     calls = f"calls: {_times(f'{begin} call', _text(chr(10)) + '?', is_single)} {_text(CALLS_END)}"
-    # V3.1 has the name before the separator; V3 the kind of tool, and behind it name and arguments in a code block.
+    # V3.1 has the name before the separator. V3 has the kind of tool there; name and arguments follow in a code block.
     forms = []
     for index, name in enumerate(names):
         forms.append(f"{_text(name)} {separator} arguments_{index} {end}")
@@ -217,8 +216,8 @@ def _deepseek_v3(names: Sequence[str], is_required: bool, is_single: bool) -> li
 
 
 def _free(calls: Mapping[str, str], is_single: bool) -> str:
-    """Returns rules of free text with calls in it: by marker, the rule of what comes behind it. Where only one call is
-    allowed, the text ends behind it."""
+    """Returns the rules of free text with calls in it. `calls` has, by marker, the rule of what follows it. If only one
+    call is allowed, the text ends after it."""
     opened = [f"opened_{index}[lazy]: TEXT {_text(marker)}" for index, marker in enumerate(calls)]
     either = " | ".join(f"opened_{index} {rule}" for index, rule in enumerate(calls.values()))
     start = f"start: TEXT | {either}" if is_single else f"start: ({either})* TEXT"
@@ -244,7 +243,7 @@ def _either(rule: str, forms: Sequence[str]) -> str:
 
 
 def _times(rule: str, separator: str, is_single: bool) -> str:
-    """Returns the rule once, or any number of times, at least once, with a separator between them."""
+    """Returns the rule once if `is_single`; otherwise once or more, with a separator in between."""
     return rule if is_single else f"{rule} ({separator} {rule})*"
 
 
@@ -258,5 +257,5 @@ _RULES = {
     ToolCallFormat.LLAMA3_JSON: _llama3_json,
     ToolCallFormat.DEEPSEEK_V3: _deepseek_v3,
 }
-"""The formats whose arguments are JSON. In the others they are Python's literals, or texts between tags, which no
-schema holds."""
+"""The formats whose arguments are JSON. The others have Python's literals, or texts between tags, which no schema
+holds."""

@@ -1,4 +1,4 @@
-"""Text that is read while it grows. What is read of it never depends on the pieces in which it came.
+"""Reads a text while it grows. The result never depends on the pieces in which the text came.
 
 Every method that reads is a generator: it yields where it needs more text, and returns what it has read.
 """
@@ -14,10 +14,10 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 _T = TypeVar("_T")
 
 Reading: TypeAlias = Generator[None, None, _T]
-"""Yields while the text is too short to tell; returns the rest."""
+"""Yields while the text is too short to decide; returns what was read."""
 
 MAX_JSON_DEPTH = 100
-"""Most brackets within each other in JSON that is handed on as it comes: any parser takes so many."""
+"""Deepest nesting of JSON that is passed on as it comes: every parser takes this much."""
 
 _SPACES = re.compile(r"\s*")
 _JSON_SPACES = re.compile(r"[ \t\r\n]*")
@@ -25,7 +25,7 @@ _JSON_SCALAR = re.compile(r"[\w+.-]*")
 _JSON_PLAIN = re.compile(r'[^"\\]*')
 _JSON_HEX = re.compile(r"[0-9a-fA-F]{4}")
 _NO_JSON = re.compile(r"[\x00-\x1f\ud800-\udfff]")
-"""Characters that JSON, or UTF-8, cannot have in a string as they are."""
+"""Characters that must be escaped in a string, as JSON or UTF-8 cannot hold them as they are."""
 _JSON_STRING_STOP = re.compile(r'["\\]')
 _PYTHON_STOP = re.compile(r"""['"\\\[\](){}]""")
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
@@ -45,7 +45,7 @@ class GrowingText:
         """True once no more text will come."""
 
     def forget(self) -> None:
-        """Drops what was read. Positions from before are void."""
+        """Drops what was read. Earlier positions become invalid."""
         self.text, self.position = self.text[self.position :], 0
 
     def ahead(self) -> Reading[str]:
@@ -71,7 +71,7 @@ class GrowingText:
             raise Unreadable(f"{literal!r} must come next")
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Reads as far as a pattern goes, which must be characters of a class, any number of them."""
+        """Reads as far as a pattern matches. It must be any number of characters of one class."""
         start = self.position
         while True:
             match = pattern.match(self.text, self.position)
@@ -128,7 +128,7 @@ class GrowingText:
         return self.text[start:end]
 
     def json(self) -> Reading[Any]:
-        """Reads a JSON object or array. Raises Unreadable as soon as it can be none."""
+        """Reads a JSON object or array. Raises Unreadable as soon as the text cannot be one."""
         start, scan = self.position, _JsonScan()
         while not scan.is_complete:
             if not (yield from self.ahead()):
@@ -152,10 +152,10 @@ class GrowingText:
     def json_pieces(self, take: Callable[[str], None]) -> Reading[None]:
         """Reads a JSON object or array, and hands its text to `take` as it comes.
 
-        At any time that is the beginning of JSON that UTF-8 can hold. `position` stands behind what `take` gets.
+        The text passed on is always the beginning of JSON that UTF-8 can hold. `position` stands after it.
 
         Raises:
-            Unreadable: The JSON cannot go on as the text does. What is wrong was not handed on, but may be read.
+            Unreadable: The text does not go on as JSON. The wrong part was not passed on, but may have been read.
         """
         scan = _JsonScan()
         while not scan.is_complete:
@@ -176,7 +176,8 @@ class GrowingText:
             take(_NO_JSON.sub(lambda one: json.dumps(one[0])[1:-1], piece) if scan.is_in_string else piece)
 
     def _string_piece(self, sign: str) -> Reading[str]:
-        """Reads what comes next in a JSON string, from a sign on: its end, an escape sequence, or all that is there."""
+        """Reads the next part of a JSON string, which `sign` begins: its end, an escape sequence, or the plain text so
+        far."""
         if sign not in '"\\':
             match = _JSON_PLAIN.match(self.text, self.position)
             assert match is not None, "any number is also none"
@@ -210,8 +211,8 @@ class GrowingText:
         return scalar
 
     def brackets(self) -> Reading[str]:
-        """Reads from a bracket to its partner, as Python counts them: not in strings. Raises Unreadable where a wrong
-        one closes, and without a partner."""
+        """Reads from a bracket to its partner. Brackets in strings do not count, as in Python. Raises Unreadable if a
+        wrong one closes, or none does."""
         start, open_brackets, quote = self.position, list[str](), ""
         while True:
             match = _PYTHON_STOP.search(self.text, self.position)
@@ -222,7 +223,7 @@ class GrowingText:
                 continue
             sign = match[0]
             if sign == "\\":
-                # Whatever it escapes, a quote perhaps, is skipped; outside of strings Python has none.
+                # Skips the escaped character, which may be a quote. Python has no escapes outside of strings.
                 if not (yield from self.ahead()):
                     raise Unreadable("the bracket does not close")
                 self.position += 1
@@ -239,7 +240,7 @@ class GrowingText:
 
 
 class _JsonScan:
-    """Finds the end of a JSON object or array, character by character, and what can be none."""
+    """Finds the end of a JSON object or array, character by character, and refuses what is not JSON."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -254,7 +255,7 @@ class _JsonScan:
         return len(self._closers)
 
     def advance(self, text: str, position: int) -> int:
-        """Returns the position behind the value, or the end of the text. Raises Unreadable."""
+        """Returns the position after the value, or the end of the text. Raises Unreadable."""
         while position < len(text) and not self.is_complete:
             if self.is_in_string:
                 position = self._advance_in_string(text, position)
@@ -302,5 +303,5 @@ class _JsonScan:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    # `json` takes NaN and Infinity, which are no JSON.
+    # `json` accepts NaN and Infinity, which are no JSON.
     raise ValueError(f"{name} is no JSON value")

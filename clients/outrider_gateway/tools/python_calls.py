@@ -22,7 +22,7 @@ def python_calls(source: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns the names and the arguments of the calls in a list of Python's, like `[f(a=1), g()]`.
 
     Raises:
-        Unreadable: It has something else in it.
+        Unreadable: There is anything else in the list.
     """
     try:
         tree = ast.parse(_STRING.sub(_with_plain_backslashes, source), mode="eval").body

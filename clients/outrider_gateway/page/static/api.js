@@ -71,7 +71,7 @@ export class EventParser {
  * Returns path and body of the request for one lane.
  * @param {Settings} settings
  * @param {string} method - How it is speculated.
- * @param {string[]} report - What is reported beside the text.
+ * @param {string[]} report - What is reported besides the text.
  * @returns {{path: string, body: object}}
  */
 export function requestOf(settings, method, report = ["sources", "rounds", "trees"]) {

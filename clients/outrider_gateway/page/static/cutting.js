@@ -15,8 +15,8 @@ export class TextCutter {
   /**
    * Takes one chunk; returns its text in pieces, in order.
    *
-   * An end may lie behind the text so far, which is held back as it may become a stop string: the token gets what there
-   * is, and more later. Text behind the last end belongs to the last token.
+   * An end may lie after the text so far, as text that may become a stop string is held back: the token gets what there
+   * is, and more later. Text after the last end belongs to the last token.
    * @param {string} text
    * @param {number[]} ends - Of the chunk's tokens, in the whole text.
    * @param {number} numTokens - How many tokens the chunk has; without ends, all its text goes to the last of them.

@@ -365,7 +365,7 @@ function showLab(state) {
   if (state.speculator !== "running") setTimeout(async () => showLab((await labState()) ?? state), 1000);
 }
 
-/** Says how the draft model is. That it runs is what `outrider up` knows; that it is used, the verifier. */
+/** Says how the draft model is. `outrider up` knows whether it runs, the verifier whether it is used. */
 function tellLab() {
   const { lab, whyNoDrafts: why } = page;
   if (!lab) return;

@@ -40,7 +40,7 @@ export function prepared(canvas) {
 /**
  * Returns runs of rounds with one method.
  * @param {{method: string}[]} rounds
- * @returns {{method: string, from: number, to: number}[]} From the first round to the one behind the last.
+ * @returns {{method: string, from: number, to: number}[]} From the first round to the one after the last.
  */
 export function runsOf(rounds) {
   const runs = /** @type {{method: string, from: number, to: number}[]} */ ([]);

@@ -3,7 +3,7 @@
 import { firstShown, prepared } from "./rounds.js";
 
 const NUM_SHOWN = 14;
-/** Rounds before and behind those shown whose drafts may be on their way at the same time. */
+/** Rounds before and after those shown whose drafts may be on their way at the same time. */
 const NUM_BESIDE = 40;
 const NUM_WIRES = 3;
 const LEFT = 92;
@@ -34,8 +34,8 @@ export function hasDraftTimes(rounds) {
 
 /**
  * Says where the time of rounds went. A draft counts for the round that used it: its way began with a commit, perhaps
- * several rounds before. When the draft model's forwards ran is not told: they are taken to have ended as late as they
- * can, half of a usual way before their drafts arrived, one at a time.
+ * several rounds before. The times of the draft model's forwards are not reported: they are taken to have ended as late
+ * as they can, half of a usual way before their drafts arrived, one at a time.
  * @param {import("./lane.js").Round[]} rounds
  * @param {{draft_latency_ms: number, draft_forward_ms: number} | null} medians - Stand in where rounds have no times of drafts.
  * @returns {{starts: number[], spans: Span[]}} When each round begins, and the end of the last; and the spans.

@@ -46,7 +46,7 @@ export function layOut(tree, tokenIds, numAccepted, texts) {
     const next = [...(children.get(node) ?? [])].sort(
       (left, right) => Number(isKept.has(right)) - Number(isKept.has(left)) || nodes.probabilities[right] - nodes.probabilities[left],
     );
-    // The target's own token goes on in the row of the kept path: guesses beside it begin a row below.
+    // The target's own token goes on in the row of the kept path: guesses next to it begin a row below.
     let isFirst = !(node === tip && hasOwn);
     for (const child of next) {
       const row = isFirst ? before.row : ++numRows;

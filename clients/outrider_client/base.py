@@ -46,7 +46,7 @@ OpenCall = Callable[[verifier_pb2.GenerateRequest, int, float | None], _Call]
 
 
 class BaseGeneration(Transcript, Generic[_Call]):
-    """Holds a transcript and the calls that fill it, one after the other. When and where is decided by `_state`."""
+    """Holds a transcript and the calls that fill it, one after the other. `_state` decides when and where."""
 
     def __init__(self, state: ResumableGeneration, trace: GenerationTrace, open_call: OpenCall[_Call]) -> None:
         super().__init__(state.num_texts)
@@ -63,8 +63,8 @@ class BaseGeneration(Transcript, Generic[_Call]):
         return self._open_call(self._state.request(), replica, self._state.remaining_s(now))
 
     def _take_message(self, response: verifier_pb2.GenerateResponse) -> bool:
-        """Takes a message in; returns False if the application has had it. Raises Unavailable where the call is to be
-        left."""
+        """Takes a message in; returns False if the application has had it before. Raises Unavailable if the call must
+        be left."""
         taken = self._state.on_message(time.monotonic(), response)
         if isinstance(taken, Lost):
             raise Unavailable(taken.reason)
@@ -123,8 +123,8 @@ class BaseClient(Generic[_Channel]):
         self._health_stubs = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 
     def for_caller(self, token: str) -> Self:
-        """Returns this client as another caller has it: with the same connections, and what is known of the replicas,
-        but with another token. Made in microseconds; closing it closes nothing.
+        """Returns this client with another caller's token. It shares the connections, and what is known of the
+        replicas. Made in microseconds; closing it closes nothing.
 
         Args:
             token: Sent with every call; empty means none. Raises ValueError for what no header can hold.
@@ -144,8 +144,8 @@ class BaseClient(Generic[_Channel]):
         options: GenerateOptions,
         methods: Sequence[Callable[..., _Call]],
     ) -> tuple[ResumableGeneration, GenerationTrace, OpenCall[_Call]]:
-        """Returns what a generation is made of; `methods` has the method of each replica. Raises ValueError for a
-        timeout that is not positive."""
+        """Returns the parts of a generation; `methods` has the method of each replica. Raises ValueError for a timeout
+        that is not positive."""
         resume_timeout_s = _seconds("resume_timeout_s", options.get("resume_timeout_s"), RESUME_TIMEOUT_S)
         state = ResumableGeneration(
             request,
@@ -161,7 +161,7 @@ class BaseClient(Generic[_Channel]):
         # Made once: all calls of a generation belong to one span.
         metadata = (*self._metadata, *trace.metadata)
 
-        # The closure must not refer to the generation, whose call ends when the last reference to it goes.
+        # The closure must not refer to the generation: its call ends when the last reference to the generation goes.
         def open_call(request: verifier_pb2.GenerateRequest, replica: int, timeout_s: float | None) -> _Call:
             return methods[replica](request, timeout=timeout_s, metadata=metadata)
 

@@ -1,7 +1,7 @@
 """The blocking client of a verifier: `client.py` without asyncio, over a blocking channel.
 
-It uses a blocking channel, not a private event loop in a thread: that works next to any loop of the caller's, and
-Ctrl-C reaches the thread that reads. What both clients share is in `base.py`.
+It uses a blocking channel, not a private event loop in a thread: so it works next to any loop of the caller's, and
+Ctrl-C reaches the thread that reads. `base.py` has what both clients share.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
 
     def cancel(self) -> None:
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
-        # First the flag: the thread whose read this breaks would otherwise take CANCELLED for a refusal, and resume.
+        # The flag first: otherwise the thread that reads would take CANCELLED for a refusal, and resume.
         self._cancelled.set()
         self._cancel()
 
@@ -85,8 +85,8 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         raise StopIteration
 
     def started(self) -> None:
-        """Returns when a server has admitted the generation, from when on `session_id` and `seed` are known. Raises
-        the error of a generation that is refused. No chunk is lost by it."""
+        """Returns when a server has admitted the generation; `session_id` and `seed` are known from then on. Raises the
+        error of a generation that is refused. Loses no chunk."""
         while self.session_id is None:
             if (response := self._receive()) is None:
                 self._end()
@@ -118,7 +118,7 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         # A wait, not a sleep: `cancel` of another thread ends the pause.
         if self._cancelled.wait(self._pause_s(error)):
             raise Cancelled(CANCELLED) from None
-        # The client was closed in the pause: for a call on a closed channel gRPC raises no RpcError, but a ValueError.
+        # The client was closed in the pause: for a call on a closed channel gRPC raises a ValueError, not an RpcError.
         if self._state.is_closed:
             raise error
         self._call = self._open()
@@ -169,7 +169,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
         return self.generation_of(generate_request(prompt, options), options)
 
     def generation_of(self, request: verifier_pb2.GenerateRequest, options: GenerateOptions) -> BlockingGeneration:
-        """Starts a generation as `generate` does. `request`: what `generate_request` has made of a prompt and these
+        """Starts a generation as `generate` does. `request`: made by `generate_request` from a prompt and these
         options."""
         return BlockingGeneration(*self._generation(request, options, [stub.Generate for stub in self._stubs]))
 
@@ -193,7 +193,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
         return self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).text
 
     def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[bytes]:
-        """Returns the bytes that each token stands for by itself; of a special token those that it is written as."""
+        """Returns the bytes that each token stands for by itself; for a special token, those of its name."""
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids, wants_token_bytes=True)
         return list(self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).token_bytes)
 
@@ -217,7 +217,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
         """Closes the connection; running generations are cancelled."""
         if self._is_view:
             return  # the connection is another client's
-        # First: the calls that the closing breaks must not be resumed.
+        # First, as the calls that the closing breaks must not be resumed.
         self._replicas.is_closed = True
         for channel in self._channels:
             channel.close()
@@ -230,7 +230,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
             try:
                 answer = call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=self._metadata)
             except grpc.RpcError as error:
-                # `pause_after` raises what is final, and so ends the loop.
+                # `pause_after` raises a final error, which ends the loop.
                 time.sleep(pause_after(attempts, from_rpc_error(error, attempts.address)))
             else:
                 attempts.on_answer(time.monotonic())
@@ -256,9 +256,9 @@ class WatchedCall:
     def read(self, timeout_s: float | None) -> verifier_pb2.GenerateResponse | None:
         """Returns the next message; None at the end.
 
-        Raises grpc.RpcError, and TimeoutError after which the call is over.
+        Raises grpc.RpcError; or TimeoutError, after which the call is over.
         """
-        # A blocking read of gRPC has no timeout of its own: only the cancelling of the call ends it, from outside.
+        # A blocking read of gRPC has no timeout of its own: only cancelling the call from outside ends it.
         if timeout_s is None:
             return next(self._responses, None)
         if self._watch is None:
@@ -268,7 +268,7 @@ class WatchedCall:
         try:
             response = next(self._responses, None)
         except grpc.RpcError as error:
-            # `end` takes the lock: after it the watch cannot fire any more, and `has_fired` says whose doing this is.
+            # `end` takes the lock: after it the watch cannot fire any more, and `has_fired` says whether it has.
             watch.end()
             if watch.has_fired:
                 raise TimeoutError from error
@@ -289,7 +289,8 @@ class WatchedCall:
 
 
 class _Watch:
-    """Runs the thread that watches the reads of a call. It holds no reference to the call: dropping it ends it."""
+    """Runs the thread that watches the reads of a call. It holds no strong reference to the call: dropping the call
+    ends it."""
 
     def __init__(self, call: Stream) -> None:
         self.has_fired = False
@@ -304,7 +305,7 @@ class _Watch:
         """Sets the deadline of a read that begins."""
         with self._condition:
             self._deadline = time.monotonic() + timeout_s
-            # A later deadline than the one that it sleeps towards is found when it wakes by itself.
+            # The thread notices a deadline later than the one that it sleeps towards when it wakes by itself.
             if self._deadline < self._wakes_at:
                 self._condition.notify()
 
@@ -322,7 +323,7 @@ class _Watch:
     def _run(self) -> None:
         with self._condition:
             while not self._is_over and not self.has_fired:
-                # Most deadlines are moved before they pass: the thread wakes once in a timeout, not once a message.
+                # Most deadlines are moved before they pass: the thread wakes once per timeout, not once per message.
                 self._wakes_at = self._deadline
                 wait_s = self._wakes_at - time.monotonic()
                 self.has_fired = wait_s <= 0

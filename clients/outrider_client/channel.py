@@ -50,16 +50,16 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     # Also the time that one attempt to connect may take: handshakes over a long path outlast the first backoff.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A new client finds a server that is back at once: else it shares the pause of an older client's attempts.
+    # A new client finds a server that is back at once; otherwise it would share the back-off of an older client.
     ("grpc.use_local_subchannel_pool", 1),
-    # A server whose name means another address now is found there; gRPC's own default resolves at most every 30 s.
+    # A server whose name now resolves to another address is found; gRPC's own default resolves at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 ]
 
 
 _NAMED_PORT = re.compile(r"(?!(?:dns|unix|unix-abstract|vsock|ipv4|ipv6|xds|passthrough):)[^:/\[\]]+:([^:/]*)")
-"""A host and what should be its port, but for targets of gRPC's own schemes."""
+"""A host and what should be its port; targets of gRPC's own schemes do not match."""
 
 
 def verifier_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def _with_port(address: str) -> str:
     except ValueError:
         if (named := _NAMED_PORT.fullmatch(address)) and not (named[1].isdecimal() and int(named[1]) < 1 << 16):
             raise ValueError(f"address takes HOST:PORT, with a port up to 65535, got {address!r}") from None
-        # Whatever has a colon names a port, or is a target of gRPC's own, like unix:PATH and dns:///NAME.
+        # An address with a colon names a port, or is a target of gRPC's own, like unix:PATH and dns:///NAME.
         is_whole = ":" in address.rpartition("]")[2]
         return address if is_whole else f"{address}:{DEFAULT_PORT}"
     return f"[{address}]:{DEFAULT_PORT}" if bare.version == 6 else f"{address}:{DEFAULT_PORT}"
@@ -89,7 +89,7 @@ def open_aio(address: str, credentials: grpc.ChannelCredentials | None, *, retri
     Args:
         address: As gRPC takes it: HOST:PORT, dns:///NAME:PORT, unix:PATH.
         credentials: None means neither encrypted nor authenticated.
-        retries: Has gRPC repeat calls of which no answer has arrived; otherwise every failure is the caller's.
+        retries: True if gRPC repeats calls of which no answer has arrived; otherwise the caller gets every failure.
     """
     options = [*CHANNEL_OPTIONS, ("grpc.enable_retries", int(retries))]
     if credentials is None:
@@ -138,7 +138,7 @@ class ChannelSecurity:
     key_file: str | Path | None = None
     insecure: bool = False
     credentials: grpc.ChannelCredentials | None = field(default=None, repr=False)
-    """Made by the caller, instead of those of the files."""
+    """Credentials that the caller has made, instead of those of the files."""
 
     def __post_init__(self) -> None:
         if (self.cert_file is None) != (self.key_file is None):
@@ -150,7 +150,7 @@ class ChannelSecurity:
         if self.insecure and (self.ca_file is not None or self.credentials is not None):
             raise ValueError("insecure means without TLS, and there are credentials for it")
         if self.token:
-            # Only for its check: gRPC refuses a header with a line break or an umlaut later, and obscurely.
+            # Only to check it: gRPC refuses a header with a line break or an umlaut later, and obscurely.
             try:
                 token_from([self.token.encode()])
             except ValueError:

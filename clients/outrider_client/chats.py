@@ -1,6 +1,6 @@
 """Chats as prompts: messages and tools in OpenAI's shape become those of the protocol.
 
-What the wire has no place for is an error that names its place: `prompt[2].content[0].type`.
+A field that the wire has no place for is an error that names it: `prompt[2].content[0].type`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OfferedTool:
     place: str
     """Its place in the options, for errors: `tools[0].function`."""
     strict: bool | None
-    """The tool's own word on whether calls are held to its schema; None if it has none."""
+    """True if the tool asks that calls be held to its schema; None if it does not say."""
 
 
 def chat_messages(messages: Iterable[object], options: Mapping[str, Any]) -> verifier_pb2.ChatMessages:
@@ -60,7 +60,7 @@ def chat_messages(messages: Iterable[object], options: Mapping[str, Any]) -> ver
         options: The `ChatOptions` that are set.
 
     Raises:
-        TypeError: Something has the wrong type, or a key that there is not.
+        TypeError: Something has the wrong type, or an unknown key.
         ValueError: Something has a value that the wire cannot hold.
     """
     tools = offered_tools(options)
@@ -106,7 +106,7 @@ def _content(content: object, place: str) -> str:
 
 
 def _part(part: object, place: str) -> str:
-    # The kind first: whatever else another kind has, this is what is wrong.
+    # The kind first: for another kind this is the error to report, whatever its other fields are.
     kind = _typed(part, Mapping, place).get("type")
     if kind != "text":
         raise ValueError(f'{place}.type must be "text", the only kind of content that is supported, got {kind!r}')
@@ -149,24 +149,24 @@ def _tool(tool: object, place: str) -> OfferedTool:
 
 
 def function_of(given: Mapping[str, Any], keys: Sequence[str], place: str) -> dict[str, Any]:
-    """Returns what is set in the function of a tool or a call."""
+    """Returns the set fields of the function of a tool or a call."""
     if (kind := given.get("type", "function")) != "function":
         raise ValueError(f'{place}.type must be "function", got {kind!r}')
     return fields_of(given.get("function"), keys, f"{place}.function")
 
 
 def fields_of(item: object, keys: Sequence[str], place: str) -> dict[str, Any]:
-    """Returns what is set in a dict; its keys must be among those named. None and an empty list are unset, as in the
-    messages that OpenAI's SDK returns."""
+    """Returns the set fields of a dict, whose keys must be among those named. None and an empty list are unset, as in
+    the messages that OpenAI's SDK returns."""
     given = {key: value for key, value in _typed(item, Mapping, place).items() if value is not None and value != []}
     if unknown := given.keys() - set(keys):
-        # `min`: of several, always the same one is named.
+        # `min`: of several unknown keys, always the same one is named.
         raise TypeError(f"{place} must have keys of {', '.join(keys)} only, got {min(map(str, unknown))!r}")
     return given
 
 
 def sendable(value: object, place: str) -> str:
-    """Returns a text. Raises TypeError if it is none, ValueError if it is none that the wire can hold."""
+    """Returns a text. Raises TypeError if it is not a text, ValueError if the wire cannot hold it."""
     text: str = _typed(value, str, place)
     try:
         text.encode()

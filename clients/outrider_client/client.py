@@ -41,8 +41,8 @@ class Generation(BaseGeneration[_Call]):
     """A `Generation` is a running generation: an async iterator of chunks. After its end, `result` is set.
 
     The server works as long as the call lives. `aclose()`, leaving `async with`, cancelling the task that reads, and
-    dropping the last reference all end it; merely leaving `async for` does not, as long as the
-    generation is still referred to.
+    dropping the last reference all end it. Merely leaving `async for` does not, as long as the generation is still
+    referred to.
 
     A call that breaks is resumed, on another replica if there is one: the chunks go on as if nothing had happened.
 
@@ -79,8 +79,8 @@ class Generation(BaseGeneration[_Call]):
         raise StopAsyncIteration
 
     async def started(self) -> None:
-        """Returns when a server has admitted the generation, from when on `session_id` and `seed` are known. Raises
-        the error of a generation that is refused. No chunk is lost by it."""
+        """Returns when a server has admitted the generation; `session_id` and `seed` are known from then on. Raises the
+        error of a generation that is refused. Loses no chunk."""
         while self.session_id is None:
             if (response := await self._receive()) is None:
                 self._end()
@@ -108,7 +108,7 @@ class Generation(BaseGeneration[_Call]):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._cancelled.wait(), pause_s)
             raise Cancelled(CANCELLED) from None
-        # The client was closed in the pause: for a call on a closed channel gRPC raises no RpcError, but a UsageError.
+        # The client was closed in the pause: for a call on a closed channel gRPC raises a UsageError, not an RpcError.
         if self._state.is_closed:
             raise error
         self._call = self._open()
@@ -125,8 +125,8 @@ class Generation(BaseGeneration[_Call]):
         except TimeoutError:
             raise self._stalled() from None
         except asyncio.CancelledError:
-            # grpc.aio also raises it in a read whose call was cancelled. If the task itself is to end, that goes first:
-            # swallowing it would break timeouts and task groups around us.
+            # grpc.aio also raises it in a read whose call was cancelled. If the task itself is to end, that comes
+            # first: swallowing it would break timeouts and task groups around us.
             task = asyncio.current_task()
             if self._cancelled.is_set() and not (task is not None and task.cancelling()):
                 raise Cancelled(CANCELLED) from None
@@ -135,7 +135,7 @@ class Generation(BaseGeneration[_Call]):
         if response is None:
             self._call.cancel()
             raise Internal("a message of the server cannot be parsed")
-        # What is no message is grpc.aio's EOF.
+        # Anything but a message is grpc.aio's EOF.
         return response if isinstance(response, verifier_pb2.GenerateResponse) else None
 
     async def __aenter__(self) -> Self:
@@ -151,11 +151,11 @@ class Client(BaseClient[grpc.aio.Channel]):
     """Connects to a verifier, or to the replicas of one. Make and use it inside one event loop; any number of
     generations may run at a time.
 
-    A generation goes to the replica with least to do, by what they report and what runs here; equals take turns, and
-    one that has failed is left alone for a while. Calls that no replica takes (UNAVAILABLE before
-    the first message) are repeated, for about a second; a generation for `resume_timeout_s`, if a replica has answered
-    before, or says that it loads or drains. A generation that breaks later is resumed: see `GenerateOptions`. Every
-    other failure raises an `OutriderError`.
+    A generation goes to the replica that has least to do, by what they report and what runs here. Equals take turns;
+    one that has failed is left alone for a while. Calls that no replica takes (UNAVAILABLE before the first message)
+    are repeated for about a second. A generation is repeated for `resume_timeout_s` if a replica has answered before,
+    or says that it loads or drains. A generation that breaks later is resumed: see `GenerateOptions`. Every other
+    failure raises an `OutriderError`.
 
     >>> async with Client("10.0.0.1:50051,10.0.0.2:50051") as client:           # doctest: +SKIP
     ...     result = await client.complete("def add(", temperature=0, max_tokens=32)
@@ -180,8 +180,8 @@ class Client(BaseClient[grpc.aio.Channel]):
         return self.generation_of(generate_request(prompt, options), options)
 
     def generation_of(self, request: verifier_pb2.GenerateRequest, options: GenerateOptions) -> Generation:
-        """Starts a generation as `generate` does. `request`: what `generate_request` has made of a prompt and these
-        options; that may be done in a thread, where it is so large that others on the event loop would wait."""
+        """Starts a generation as `generate` does. `request`: made by `generate_request` from a prompt and these
+        options. A large one may be made in a thread, so that others on the event loop do not wait."""
         return Generation(*self._generation(request, options, [stub.Generate for stub in self._stubs]))
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
@@ -208,7 +208,7 @@ class Client(BaseClient[grpc.aio.Channel]):
     async def token_bytes(
         self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S
     ) -> list[bytes]:
-        """Returns the bytes that each token stands for by itself; of a special token those that it is written as."""
+        """Returns the bytes that each token stands for by itself; for a special token, those of its name."""
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids, wants_token_bytes=True)
         response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)
         return list(response.token_bytes)
@@ -226,7 +226,7 @@ class Client(BaseClient[grpc.aio.Channel]):
             return True
         if len(checks) == 1:
             return False
-        # The one that has answered does not serve; another may. One that does not answer in time does not.
+        # The replica that has answered does not serve; another may. One that does not answer in time does not serve.
         others = [check(request, timeout=timeout_s, metadata=self._metadata) for check in checks]
         answers = await asyncio.gather(*others, return_exceptions=True)
         return any(is_serving(answer) for answer in answers if not isinstance(answer, BaseException))
@@ -235,7 +235,7 @@ class Client(BaseClient[grpc.aio.Channel]):
         """Closes the connection; running generations are cancelled."""
         if self._is_view:
             return  # the connection is another client's
-        # First: the calls that the closing breaks must not be resumed.
+        # First, as the calls that the closing breaks must not be resumed.
         self._replicas.is_closed = True
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
@@ -247,7 +247,7 @@ class Client(BaseClient[grpc.aio.Channel]):
             try:
                 answer = await call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=self._metadata)
             except grpc.RpcError as error:
-                # `pause_after` raises what is final, and so ends the loop.
+                # `pause_after` raises a final error, which ends the loop.
                 await asyncio.sleep(pause_after(attempts, from_rpc_error(error, attempts.address)))
             else:
                 attempts.on_answer(time.monotonic())

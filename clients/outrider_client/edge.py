@@ -22,11 +22,11 @@ from outrider_client.client import Client
 async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: Any) -> AsyncIterator[Client]:
     """Runs an edge in this process for as long as the block; yields a client of it.
 
-    Usable at once: while the draft model loads, generations come without drafts. The draft model runs in
-    another thread; it takes the interpreter's lock between its forwards only.
+    Usable at once: while the draft model loads, generations come without drafts. The draft model runs in another
+    thread. It takes the interpreter's lock only between its forwards.
 
     Args:
-        upstream: The cloud's verifier, HOST:PORT. Of several, with commas between, each generation goes to the one with
+        upstream: The cloud's verifier, HOST:PORT; or several, with commas between. Each generation goes to the one with
             least to do.
         model: The draft model; its tokenizer must be the target's.
         settings: More of `outrider.edge.settings.EdgeSettings`, as `device="cuda:0"`.
@@ -34,8 +34,8 @@ async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: 
     Raises:
         ValueError: A setting is wrong.
     """
-    # The one place where the client imports a service: the drafter is to run inside the application. Only here, since
-    # all other uses of the client get by without the packages that a model needs.
+    # The one place where the client imports a service: the drafter is to run inside the application. The import is
+    # local, as all other uses of the client get by without the packages that a model needs.
     from outrider.edge.service import EdgeService
     from outrider.edge.settings import EdgeSettings
     from outrider.telemetry.tracing import application_tracer, use_tracer

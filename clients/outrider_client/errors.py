@@ -177,7 +177,7 @@ class _Status(Protocol):
     def details(self) -> str | None: ...
 
 
-# What gRPC itself says, and no server: the statuses are those of servers too, so only the words tell them apart.
+# Messages of gRPC itself, not of a server. Servers use the same statuses, so only the words tell them apart.
 _UNREACHABLE = re.compile("failed to connect to all|connections to all backends failing|errors resolving")
 _CAUSE = re.compile(
     "connection refused|connection reset|no route to host|network is unreachable|domain name not found|"
@@ -193,8 +193,8 @@ def from_rpc_error(error: grpc.RpcError, address: str = "") -> OutriderError:
 
     Args:
         error: Raised by gRPC.
-        address: The verifier that was called, which the message names if it cannot be reached. Empty: gRPC's own words
-            are taken for that.
+        address: The verifier that was called, which the message names if it cannot be reached. Empty keeps gRPC's own
+            words.
     """
     status = cast(_Status, error)
     code = status.code()
@@ -205,7 +205,7 @@ def from_rpc_error(error: grpc.RpcError, address: str = "") -> OutriderError:
         unreachable = Unavailable(f"cannot reach a verifier at {address}{why}", rich_details(error))
         unreachable.is_unreachable = True
         return unreachable
-    # Sent again it would be as large: RESOURCE_EXHAUSTED, which gRPC has for it, would say that this is worth a try.
+    # Not gRPC's own RESOURCE_EXHAUSTED, which would suggest a retry: sent again, the request would be as large.
     if size := _TOO_LARGE.fullmatch(message):
         sent, most = (int(number) / 1e6 for number in size.groups()[1:])
         limit = f"the server takes {most:.1f} MB" if size[1].startswith("SERVER") else f"{most:.1f} MB can be sent"
@@ -213,7 +213,7 @@ def from_rpc_error(error: grpc.RpcError, address: str = "") -> OutriderError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and _TIME_IS_UP.fullmatch(message):
         message = "the time of the call (timeout_s) is over"
     if code is grpc.StatusCode.CANCELLED:
-        # Who has cancelled a call knows it, and does not ask here: see `outrider.wire.channels.NOT_TAKEN`.
+        # Callers that have cancelled a call themselves do not ask here: see `outrider.wire.channels.NOT_TAKEN`.
         said = "" if message == code.name else f": {message}"
         return Unavailable(f"the call was cancelled on the way or by the server{said}", rich_details(error))
     kind = _CLASSES.get(code)

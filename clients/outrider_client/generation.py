@@ -33,7 +33,7 @@ class Chunk:
     """Holds the tokens that one round committed."""
 
     token_ids: tuple[int, ...]
-    """Tokens in order. Empty only in the last chunk, if all it has is the text of bytes that had waited for more."""
+    """Tokens in order. Empty only in the last chunk, if it has only the text of bytes that had waited for more."""
     sources: tuple[Source | None, ...]
     """The source of each token; None for a source that this version does not know."""
     text: str
@@ -48,7 +48,7 @@ class Chunk:
     """The work of the round, where that was asked for."""
     text_ends: tuple[int, ...] = ()
     """Ends of the tokens' texts in the whole text of the generation, in characters, where they were asked for. Some of
-    that text may come with later chunks; and where it was cut at a stop string, it is shorter than its last ends."""
+    that text may come with later chunks. If it was cut at a stop string, it is shorter than its last ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Result:
     prompt_text_ends: tuple[int, ...] = ()
     """Ends of these tokens' texts in it, in characters, where `echo` and `text_ends` asked for them."""
     choices: tuple[Result, ...] = ()
-    """All texts, this one first, where several were asked for; each has the seed that alone gives it again."""
+    """All texts, this one first, where several were asked for. The seed of each one reproduces it alone."""
     num_cached_prompt_tokens: int = 0
     """Tokens of the prompt that the server of the last call did not compute again: it had them from earlier
     generations."""
@@ -227,7 +227,7 @@ class Transcript:
                 self._started = response.started
             case "prompt_logprobs":
                 told = response.prompt_logprobs
-                # A call that is resumed tells them again.
+                # A resumed call reports them again.
                 del self._prompt_logprobs[max(0, told.first_position - 1) :]
                 self._prompt_logprobs += map(_token_logprobs, told.logprobs)
             case "chunk":

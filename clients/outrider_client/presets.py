@@ -1,8 +1,9 @@
 """Each method as its paper has it, without what Outrider adds (`GenerateOptions.as_published`): `Method.published`.
 
-What Outrider adds to all methods is switched off: the noise that draft and target share, scores by how often the target
-has agreed, drafts no longer than they pay. A preset fixes what makes the method the paper's; what the paper tunes, such
-as the length of a chain or the width of a beam, has the paper's value as its default.
+Outrider's additions to all methods are switched off: the noise that draft and target share, scores by how often the
+target has agreed, drafts that end where they no longer pay. A preset fixes the parameters that define the paper's
+method. Those that the paper tunes, such as the length of a chain or the width of a beam, have the paper's values as
+defaults.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _wire_value(value: Any) -> Any:
 
 
 def _complete(message: Any, preset: Message, what: str | None, path: str) -> None:
-    """Sets what is unset in a message to what the preset has.
+    """Sets the unset fields of a message to the preset's values.
 
     Args:
         message: The message.

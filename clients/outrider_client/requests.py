@@ -1,4 +1,4 @@
-"""Makes requests of Python values. What the caller leaves unset stays unset on the wire: defaults are the server's.
+"""Makes requests from Python values. Unset options stay unset on the wire: defaults are the server's.
 
 A parameter of the protocol is named once here, in `GenerateOptions`; its place on the wire is found by its name.
 """
@@ -188,7 +188,7 @@ ENUMS: dict[str, EnumDescriptor] = {
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.GenerateRequest:
-    """Returns the request for a prompt and options. Ranges are the server's business.
+    """Returns the request for a prompt and options. The server checks ranges.
 
     Raises:
         TypeError: An option does not exist, or has the wrong type.
@@ -210,7 +210,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     if "sources" in given:
         given["sources"] = _source_numbers(given["sources"])
     methods = [name for name in METHOD_MESSAGES if name in given]
-    # They are fields of one `oneof`, of which protobuf would keep one and drop the others without a word.
+    # They are fields of one `oneof`: protobuf would keep one and silently drop the others.
     if len(methods) > 1:
         raise TypeError(f"generate() got parameters of more than one method: {', '.join(methods)}")
     for name in methods:
@@ -238,7 +238,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
 
 
 def _structured_outputs(given: object) -> types_pb2.StructuredOutputs:
-    """Returns the description of an output. Raises TypeError if it is none, or more than one."""
+    """Returns the description of an output. Raises TypeError if there is none, or more than one."""
     known = [field.name for field in types_pb2.StructuredOutputs.DESCRIPTOR.oneofs_by_name["constraint"].fields]
     constraint = dict(given) if isinstance(given, Mapping) else {}
     more = {name: constraint.pop(name, None) for name in ("begins_after", "special_tokens_as_text")}
@@ -271,7 +271,7 @@ _PROMPT_RULE = "prompt must be text, token ids, or messages with role and conten
 
 
 def _unexpected(function: str, name: str, known: Iterable[str]) -> TypeError:
-    """Returns the error of a keyword argument that there is not, in Python's words, with the one that was meant."""
+    """Returns the error of an unknown keyword argument, in Python's words, with the one that was meant."""
     near = get_close_matches(name, known, n=1)
     meant = f": did you mean {near[0]!r}?" if near else ""
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")

@@ -1,6 +1,6 @@
-"""Records the span of a generation as a child of the span in which an application that traces starts it.
+"""Records the span of a generation, as a child of the span in which the application starts it.
 
-The servers' spans are children of this one. An application that has not imported OpenTelemetry pays only for the look
+The servers' spans are children of this one. An application that has not imported OpenTelemetry pays only for the check
 whether it has. Both clients use it.
 """
 

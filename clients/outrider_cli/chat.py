@@ -25,8 +25,7 @@ from outrider_client.generation import Transcript
 from outrider_client.requests import GenerateOptions
 
 MAX_TOKENS = 512
-"""Bounds an answer where the model says nothing of it: a small one that has lost the thread may never emit its
-end-of-sequence token."""
+"""Longest answer if the model has no default: a small one that rambles may never emit its end-of-sequence token."""
 NOT_IN_A_CHAT = ("n", *NEED_JSON)
 """Flags of `generate` that ask for more than one answer, or for more than a conversation shows."""
 COMMANDS = {
@@ -37,7 +36,7 @@ COMMANDS = {
 }
 """Lines that are not sent to the model, and their effects."""
 LEAST_ROOM = 4
-"""The oldest turns are forgotten before an answer gets less of the context than one part in this many."""
+"""The oldest turns are forgotten before an answer gets less than 1/LEAST_ROOM of the context."""
 
 
 @secured
@@ -71,7 +70,7 @@ def chat(
 
 
 class Conversation:
-    """Holds what was said. Where the context is full, it forgets what was said longest ago."""
+    """Holds what was said. If the context is full, it forgets the oldest turns."""
 
     def __init__(
         self,
@@ -86,8 +85,8 @@ class Conversation:
         """
         Args:
             client: Generates the answers.
-            info: What the server has said of itself.
-            options: Of each answer.
+            info: The server's description of itself.
+            options: Options of each answer.
             system: What the model is told first, and never forgets. None or an empty text: nothing.
             plain: Shows the answers alone.
             as_json: Prints each turn as a JSON object when it is over.
@@ -160,13 +159,13 @@ class Conversation:
         return generation
 
     def _with_room(self, options: GenerateOptions, error: OutOfRange) -> GenerateOptions:
-        """Forgets, or shortens the answer, and says so. Returns the options for another try; raises the error where
-        there is nothing left to give up."""
+        """Forgets turns or shortens the answer, and says so. Returns the options for another try. Raises the error if
+        nothing is left to give up."""
         wanted = options.get("max_tokens") or MAX_TOKENS
         if self._room([*self._beginning, self._messages[-1]]) < 1:
-            raise error  # whatever were forgotten
+            raise error  # forgetting would not help
         room = self._room(self._messages)
-        # The server refuses even so: it has a limit of its own, which it does not tell beforehand.
+        # If there is room, the server refuses for a limit of its own, which it does not tell beforehand.
         is_prompt_too_long = room >= wanted
         num_forgotten = 0
         while (is_prompt_too_long or room < min(wanted, self._context_len // LEAST_ROOM)) and self._forget():
@@ -184,12 +183,12 @@ class Conversation:
         return options
 
     def _room(self, messages: list[ChatMessage]) -> int:
-        """Counts the tokens that the context has for an answer; none are left where the number is below 1."""
+        """Counts the tokens that the context has left for an answer; below 1 means none."""
         options = ChatOptions(chat_template_kwargs=self._options.get("chat_template_kwargs"))
         return self._context_len - len(self._client.tokenize(messages, **options))
 
     def _forget(self) -> bool:
-        """Drops the oldest message of the user's and its answer. Returns False if there is none but the last one."""
+        """Drops the oldest message of the user's and its answer. Returns False if only the last one is left."""
         start = len(self._beginning)
         if len(self._messages) - start < 2:
             return False
@@ -210,7 +209,7 @@ class Conversation:
 
 
 def can_chat(client: BlockingClient) -> bool:
-    """Returns True if the model was trained to chat: it has a template for that, and is none of those included."""
+    """Returns True if the model was trained to chat: it has a template for chats, and is not one of those included."""
     try:
         _check_template(client, GenerateOptions())
     except FailedPrecondition:
@@ -226,7 +225,7 @@ def _check_template(client: BlockingClient, options: GenerateOptions) -> None:
     except FailedPrecondition as error:
         raise FailedPrecondition(f"{error.message}; `outrider generate` goes on with a text") from error
     except InvalidArgument:
-        pass  # this template wants something else in a chat, and will say so of what is really said
+        pass  # this template wants another chat than this one, and will refuse wrong messages itself
 
 
 def _introduce(model_id: str) -> None:

@@ -1,7 +1,7 @@
 """The file of `--config`, in TOML: a section for each service, whose keys are that service's flags.
 
-A flag of the command line comes before a variable of the environment, and that before the file. What is wrong with a
-file is told before anything starts, with the section, the key and the rule.
+Flags of the command line come before variables of the environment, and these before the file. Errors in a file are
+reported before anything starts, with the section, the key and the rule.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outrider_cli.options import is_given
 
 Sections = dict[str, dict[str, Any]]
 Flags = Mapping[str, Sequence[str]]
-"""Keys, as "SECTION.KEY", that a flag of a command stands for. The first of them is the flag's default."""
+"""By flag of a command, the keys that it stands for, as "SECTION.KEY". The first key is the flag's default."""
 
 SETTINGS = {
     **{
@@ -34,7 +34,7 @@ SETTINGS = {
     },
     "gateway": ("outrider_gateway.settings", "GatewaySettings"),
 }
-"""Module and class of the settings of each service. Only a file needs them: they import what servers need."""
+"""Module and class of the settings of each service. Imported only for a file: they import what servers need."""
 _OF_TLS = ("tls_cert", "tls_key", "tls_client_ca")
 _DECIDED = {
     "verifier": ("speculator", "datastore", "draft_model", "draft_dtype", *_OF_TLS),
@@ -43,9 +43,9 @@ _DECIDED = {
     "gateway": ("upstream", "lab_socket", *_OF_TLS),
     "edge": ("credentials", *_OF_TLS),
 }
-"""Keys that the command which starts a service decides: it dials its services on this machine, without TLS."""
+"""Keys of a service that the command decides: it dials its services on this machine, without TLS."""
 _PARTS = {"host": 0, "http_port": 2, "port": 2}
-"""Flags that are a part of an address, HOST:PORT: which one."""
+"""Flags that are one part of an address, HOST:PORT, and its index in `rpartition(":")`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ConfigFile:
     sections: Sections = field(default_factory=dict)
 
     def defaults(self, command: str) -> dict[str, Any]:
-        """Returns defaults of the flags of a command: those that the file has in the command's own section, too."""
+        """Returns the defaults of a command's flags, including those in the command's own section."""
         own = {} if command in SETTINGS else dict(self.sections.get(command, {}))
         for flag, keys in self.flags.items():
             service, _, name = keys[0].partition(".")
@@ -76,7 +76,7 @@ class ConfigFile:
 
 
 def config_option(flags: Flags) -> Any:
-    """Returns the option --config of a command, whose `context.obj` is the ConfigFile then."""
+    """Returns the option --config of a command. It sets the command's `context.obj` to the ConfigFile."""
 
     def read(context: typer.Context, path: Path | None) -> Path | None:
         context.obj = ConfigFile(flags)
@@ -92,7 +92,7 @@ def config_option(flags: Flags) -> Any:
 
 
 def _sections(path: Path, context: typer.Context, flags: Flags) -> Sections:
-    """Returns the sections of a file. Raises ValueError with a line for all that is wrong."""
+    """Returns the sections of a file. Raises ValueError with a line for each error."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # a TOMLDecodeError, or bytes that are not UTF-8
@@ -131,7 +131,7 @@ def _wrong_in_service(service: str, section: dict[str, Any], context: typer.Cont
     for key in [key for key in section if key in _DECIDED[service] and command == context.command.name]:
         yield f"{key.replace('_', '-')}: must be left out, as `outrider {command}` decides it"
     given = {key: value for key, value in section.items() if key in known}
-    # As flags they would not do: a switch has no value, and any other flag has one.
+    # They would be wrong as flags: a switch has no value, and any other flag has one.
     for key in [key for key, value in given.items() if isinstance(value, bool) is not (known[key].annotation is bool)]:
         rule = "true or false" if known[key].annotation is bool else "a value"
         yield f"{key.replace('_', '-')}: must be {rule}, got {given.pop(key)!r}"
@@ -139,7 +139,7 @@ def _wrong_in_service(service: str, section: dict[str, Any], context: typer.Cont
         settings(**given)
     except ValueError as error:  # pydantic's ValidationError, whose class is not at hand here
         for item in error.errors() if hasattr(error, "errors") else ():
-            # Other settings may be wrong or missing so far: the rest of them is not known here.
+            # Only keys of the file count: other settings may come from elsewhere, and are not known here.
             if item["loc"] and (key := str(item["loc"][0])) in given:
                 got = f", got {given[key]!r}" if known[key].repr else ""
                 yield without_secrets(f"{key.replace('_', '-')}: {in_plain_words(item['msg'])}{got}")
@@ -149,7 +149,7 @@ def _wrong_in_service(service: str, section: dict[str, Any], context: typer.Cont
 
 
 def _wrong_in_command(section: dict[str, Any], context: typer.Context, flags: Flags) -> Iterator[str]:
-    """Yields what is wrong with a command's own section: key, rule and value. It has what no service has."""
+    """Yields what is wrong with a command's own section: key, rule and value. It has the flags of no service."""
     known = {each.name: each for each in context.command.params if each.name and not each.is_eager}
     yield from _unknown(section, known)
     for key in [key for key in section if key in flags]:

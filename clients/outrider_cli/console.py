@@ -63,7 +63,7 @@ def show(
     Args:
         client: Generates, and detokenizes the pieces of one colour.
         prompt: Goes to the server; it is not shown.
-        options: Of the generation.
+        options: Options of the generation.
         plain: Shows the text alone.
         stats: Shows what speculation did, too.
         in_chat: Takes the text so far as the answer after Ctrl-C, instead of raising KeyboardInterrupt, and leaves the
@@ -102,7 +102,7 @@ def show(
 
 
 def is_toy(model_id: str) -> bool:
-    """Returns True if a target model is one of those that are included."""
+    """Returns True if a target model is one of those included."""
     return model_id.startswith("demo/")
 
 
@@ -157,7 +157,7 @@ def style_of(source: Source | None) -> str:
 
 
 def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize | None) -> None:
-    """Shows the chunks as they come; in colours if there is something to split them with."""
+    """Shows the chunks as they come; in colours if `detokenize` can split them."""
     for chunk in generation:
         if detokenize is None:
             console.file.write(chunk.text)
@@ -174,7 +174,7 @@ def summary(result: Result, seconds: float, *, is_seed_news: bool) -> Text:
     Args:
         result: What has been generated.
         seconds: Time of the whole call, the prompt included.
-        is_seed_news: True if the line shall tell how to get this text again.
+        is_seed_news: True if the line should tell how to get this text again.
     """
     num_tokens, counts = len(result.token_ids), result.summary
     parts = [counted(num_tokens, "token"), f"{num_tokens / seconds:.0f} a second"]
@@ -256,7 +256,7 @@ def progress_on(console: Console) -> Progress:
 class Steps:
     """Shows what a command that starts services waits for: a spinner on a terminal, a line for each step elsewhere.
 
-    A context manager: nothing turns on a terminal after its end.
+    A context manager: its end stops the spinner.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -269,7 +269,7 @@ class Steps:
         if self._console.is_terminal:
             self._status.update(step)
         else:
-            # A log, or a pipe: nobody sees a spinner there, and silence looks like a hang.
+            # A log or a pipe shows no spinner, and silence looks like a hang.
             self.say(step)
 
     def say(self, text: str) -> None:
@@ -278,7 +278,7 @@ class Steps:
 
     def result(self, text: str) -> None:
         """Prints lines to stdout, which may be the same terminal."""
-        # The two streams know nothing of each other: what goes to stdout would land in the line of the spinner.
+        # The two streams know nothing of each other: output on stdout would land in the line of the spinner.
         self._status.stop()
         Console(highlight=False, soft_wrap=True).print(text, markup=False)
         self._status.start()

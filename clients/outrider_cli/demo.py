@@ -1,7 +1,7 @@
 """`outrider demo`, which is `make demo`: the idea in a minute, on one machine, with the models that are included.
 
-The nodes are processes on loopback. The target is the included demo model made larger by layers that
-change nothing in its text, only its time: like any real target, it costs many times what the draft model costs.
+The nodes are processes on loopback. The target is the included demo model, made larger by layers that change only its
+time, not its text: like any real target, it costs many times what the draft model costs.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _run(max_tokens: int, target_dtype: str, *, as_json: bool, stats: bool) -> N
                 _compare(out, client, options, client.info().exact_off_reason)
                 out.print(NEXT, soft_wrap=True)
         except OutriderError as error:
-            # Here, inside the stack: its end takes the folder with the logs away.
+            # Here, inside the stack: its end deletes the folder with the logs.
             raise ProcessFailed(f"{error.message}; the end of the verifier's log:\n{stack.log_tail()}") from error
 
 
@@ -175,7 +175,7 @@ def _measure(out: Console, client: BlockingClient, options: GenerateOptions) -> 
     measured = [Measured(method) for method in METHODS]
     with progress_on(out) as progress:
         task = progress.add_task("measuring", total=len(PROMPTS) * len(METHODS))
-        # The methods take turns: what else the machine does meets all of them.
+        # The methods take turns: other load on the machine affects all of them alike.
         for prompt in PROMPTS:
             for one in measured:
                 progress.update(task, description=one.method)

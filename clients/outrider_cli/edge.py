@@ -25,7 +25,7 @@ _FLAG_NAMES = {
     "--peer-key": "--key-file",
     "--peer-insecure": "--insecure",
 }
-"""Flags of this command by those of the service, which the errors of that name."""
+"""Flags of this command by those of the service. The service's errors name its own flags."""
 _STANDS_FOR = {
     **{name: (f"edge.{name}",) for name in ("upstream", "model", "dtype", "device", "num_threads", "listen")},
     "token_file": ("edge.peer_token_file",),
@@ -62,7 +62,7 @@ def edge(
     """
     flags = ["--upstream", upstream, "--model", model, "--device", device]
     flags += [] if dtype is None else ["--dtype", dtype]
-    # To the edge the cloud is a peer: what it shows to it, and expects of it, has that prefix.
+    # The cloud is a peer of the edge: flags for their connection have the prefix --peer.
     files = dict(zip(_FLAG_NAMES, (token_file, ca_file, cert_file, key_file), strict=False))
     for name, path in files.items():
         flags += [name, str(path)] if path is not None else []

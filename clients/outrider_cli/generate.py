@@ -60,7 +60,7 @@ def generate(
 
 
 def _show_all(results: Sequence[Result], started: float, *, plain: bool, stats: bool) -> None:
-    """Shows several texts, one after the other. What each of them is goes to stderr, as does the summary."""
+    """Shows several texts, one after the other. Their headings go to stderr, as does the summary."""
     seconds = time.perf_counter() - started
     for number, result in enumerate(results, start=1):
         print(f"text {number} of {len(results)}, seed {result.seed}:", file=sys.stderr, flush=True)

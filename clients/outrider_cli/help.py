@@ -1,4 +1,4 @@
-"""The text of --help: the flags that most need, in 80 columns. --help-all has the others, too."""
+"""The text of --help: the flags that most users need, in 80 columns. --help-all has the others, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_FLAGS = frozenset(
 )
 """Flags of a generation that --help shows; the others are for experts."""
 EXPERT_GROUPS = ("Sampling", "Reports", "Speculation", "Security", "Over HTTP")
-"""Beginnings of the names of groups that --help shows no more of than the first flags."""
+"""Prefixes of names of groups of which --help shows only FIRST_FLAGS."""
 ALL = "--help-all"
 REST = "\f"
 """Stands in an epilog before what --help-all alone shows."""
@@ -39,7 +39,7 @@ class CommandGroup(TyperGroup):
             formatter.write_dl(rows)
 
     def invoke(self, context: Any) -> Any:
-        """Runs the command that the line names. A value that its flag does not take is told in plain words."""
+        """Runs the command that the line names. Reports a value that its flag does not take in plain words."""
         try:
             return super().invoke(context)
         except typer.BadParameter as error:

@@ -38,7 +38,7 @@ def info(
     with reported():
         replicas, failures = verifier_addresses(address), list[OutriderError]()
         for replica in replicas:
-            # A client for each: one of all of them would ask any of them, and go on at another if that fails.
+            # A client for each: one for all of them would ask any of them, and go on to another if that fails.
             try:
                 with BlockingClient(replica, **security) as client:
                     found = client.info(timeout_s=10.0)
@@ -90,7 +90,7 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
 
 
 def _sampling(defaults: types_pb2.SamplingParams) -> str:
-    """Returns what counts where a request says nothing."""
+    """Returns the values that count if a request leaves them unset."""
     own = ", ".join(f"{field.name} {value:g}" for field, value in defaults.ListFields())
     if not own:
         return "temperature 1 where a request says nothing"
@@ -109,7 +109,7 @@ def _described_peer(peer: verifier_pb2.PeerInfo) -> str:
         state += f"; {peer.last_error}"
     if peer.num_shed_tokens:
         state += f"; {peer.num_shed_tokens} tokens were not recorded"
-    # Of one that is away the numbers are old.
+    # The numbers of a peer that is away are old.
     if peer.connected and peer.max_num_sessions:
         state += f"; {peer.num_sessions} of {peer.max_num_sessions} sessions, {peer.num_own_sessions} of them ours"
         state += f", {peer.busy_percent} % busy"

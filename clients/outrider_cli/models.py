@@ -22,12 +22,12 @@ DRAFTLESS = (
     "no --draft: drafts come from retrieval alone; a small model with the same tokenizer, as --draft, can make it 2 to "
     "3 times as fast"
 )
-"""Said where a target of one's own has no draft model."""
+"""Printed if a user's own target has no draft model."""
 
 
 def draft_for(target: str, draft: str | None) -> str | None:
-    """Returns the draft model for a target: what was asked for; else for a demo model the demo one, and for any other
-    none, as the demo draft's tokenizer fits no other model."""
+    """Returns the draft model for a target: the one asked for; else the demo draft for a demo model, and none for any
+    other model, as the demo draft's tokenizer fits no other."""
     return DEMO_DRAFT if draft is None and is_toy(target) else draft
 
 

@@ -98,7 +98,7 @@ LogFolder = Annotated[Path | None, typer.Option(help="Keeps the logs here.", fil
 
 
 NEED_JSON = tuple(field.name for field in ReportParams.DESCRIPTOR.fields)
-"""Options of what is told next to a text, for which a terminal has no place."""
+"""Options that ask for reports next to a text, for which a terminal has no place."""
 _WITHOUT_FLAGS = {
     *("resume", "resume_token_ids", "resume_timeout_s", "stall_timeout_s", "structured_outputs"),
     *(METHOD_MESSAGES.keys() | CHAT_OPTIONS),
@@ -110,7 +110,7 @@ _WRITTEN: dict[str, tuple[Any, str]] = {
     "sources": (str, "NAME,NAME"),
     "prediction": (str, "TEXT|@FILE"),
 }
-"""Types and forms of options that are written in a way of their own on a command line."""
+"""Types and forms of options that have a notation of their own on the command line."""
 _HELPS = {
     "temperature": "Divides the logits; 0 = greedy. Unset: the model's own, or 1.",
     "method": f"How drafts are made: {', '.join(METHODS)}.",
@@ -126,15 +126,15 @@ _MADE_UP: dict[str, tuple[Any, str, str | None]] = {
     "structure_begins_after": (str, "These four hold after this text only, like </think>.", "TEXT"),
     "method_param": (list[str], "A parameter of the method itself; see below.", "NAME=VALUE"),
 }
-"""Types, descriptions and forms of the flags that no option of the SDK is named like."""
+"""Types, descriptions and forms of flags whose name no option of the SDK has."""
 
 
 @cache
 def generation_flags() -> dict[str, Any]:
     """Returns the annotated type of each flag of a generation, by its argument's name, in the order of `--help`.
 
-    `GenerateOptions` declares them: a parameter that it gets is a flag at once. Names, types and descriptions are those
-    of the SDK, choices and ranges those of the wire. None means unset.
+    `GenerateOptions` declares them: a parameter that is added there is a flag at once. Names, types and descriptions
+    are those of the SDK, choices and ranges those of the wire. None means unset.
     """
     hints, texts = get_type_hints(GenerateOptions), _described(GenerateOptions)
     flags: dict[str, Any] = {}
@@ -438,7 +438,7 @@ def _parsed_item(field: FieldDescriptor, text: str) -> Any:
         if text not in ("true", "false"):
             raise ValueError(f"{field.name} must be true or false, got {text!r}")
         return text == "true"
-    # What is left are numbers: no method has a parameter that is a text.
+    # All others are numbers: no method has a parameter that is a text.
     kind, rule = (float, "a number") if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE else (int, "a whole number")
     try:
         return kind(text)

@@ -194,7 +194,7 @@ def find_peers(address: str | None, datastore: str | None, **security: Unpack[Se
 def _connected(address: str, **security: Unpack[SecurityOptions]) -> Iterator[DatastoreServiceStub]:
     """Yields a stub of a datastore. Its errors are raised as `OutriderError`s.
 
-    That it is unavailable is reported here: `reported` would name the verifier as the server that cannot be reached.
+    Reports here that it is unavailable: `reported` would name the verifier as the server that cannot be reached.
     """
     secured_by = ChannelSecurity(**security)
     with open_blocking(address, secured_by.credentials_for(address)) as channel:

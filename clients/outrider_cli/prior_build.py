@@ -35,13 +35,13 @@ from outrider_client.generation import Result
 from outrider_client.requests import GenerateOptions
 
 CONTEXT_LEN = 4
-"""Tokens of the prompt that stand before the output of a later round: as far as n-grams reach. All of the prompt would
-be counted once a round."""
+"""Tokens of the prompt that stand before the output of a later round: as far as n-grams reach. The whole prompt would
+be counted again in every round."""
 MAX_ROUNDS = 100
 MAX_NUM_WAITS = 60
 """Waits of a generation for a verifier that has all its sessions in use, before that counts as a failure."""
 END_TIMEOUT_S = 1.0
-"""Seconds to wait for its end: the connections of a process close a moment before it is gone."""
+"""Seconds to wait for the end of a process: its connections close a moment before it is gone."""
 _STACK_FLAGS = ("target", "target_dtype", "draft", "draft_dtype", "speculator", "device", "num_threads")
 
 OnOutput = Callable[[int], None]

@@ -1,4 +1,4 @@
-"""Prior files: documents of token ids for the retrieval-datastore, with what is needed to know whose ids they are.
+"""Prior files: documents of token ids for the retrieval-datastore, with the origin of the ids.
 
     offset      bytes
     0           8        magic

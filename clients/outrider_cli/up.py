@@ -1,6 +1,6 @@
 """`outrider up`: all services on this machine, until Ctrl-C.
 
-A service that dies is started anew, the verifier too: its clients resume their texts. `up` ends by itself only when no
+A service that dies is restarted, the verifier too: its clients resume their texts. `up` ends by itself only when no
 verifier stays alive.
 """
 
@@ -38,7 +38,7 @@ QUESTION = "Why is the sky blue?"
 _OF_A_SPECULATOR = ("num_speculators", "delay_ms", "lab")
 _OF_A_DRAFT = ("draft_dtype", "drafter", *_OF_A_SPECULATOR)
 _OVER_HTTP = ("host", "http_port", "insecure", "served_model_name", "tool_call_format", "lab")
-"""Flags that do nothing without a speculator, without a draft model, and without a gateway."""
+"""Flags that do nothing without a speculator, without a draft model, and without a gateway, in this order."""
 
 
 _STANDS_FOR = {
@@ -146,7 +146,7 @@ def up(
         if num_speculators > 1:
             options.refuse_given(context, ("delay_ms", "lab"), "unset with several speculators, whose wires are many")
         if redis_url is not None and not is_redis_url(redis_url):
-            # What was given is not told: there may be a password in it.
+            # The value is not shown: there may be a password in it.
             raise typer.BadParameter(f"must be {REDIS_URL_RULE}", param_hint="--redis-url (or REDIS_URL)")
         http_address = f"[{host}]:{http_port}" if ":" in host else f"{host}:{http_port}"
         if not (insecure or is_loopback(http_address)):
@@ -236,7 +236,7 @@ def _of_several(num_processes: int, device: str, *, has_speculators: bool) -> st
 
 
 def _check_free(addresses: Mapping[str, tuple[str, int]]) -> None:
-    """Raises ProcessFailed, with advice, if a port is taken, by its flag: it would else be found out when all is
+    """Raises ProcessFailed, with the flag and advice, if a port is taken: otherwise that would show only when all is
     loaded."""
     taken = {flag: reason for flag, address in addresses.items() if (reason := why_taken(*address))}
     advice = {"--http-port": ", and --no-gateway does without"}

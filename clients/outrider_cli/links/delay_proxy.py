@@ -103,7 +103,7 @@ class DelayProxy:
     def blackhole(self) -> None:
         """Lets nothing pass, without a sign of it: connections stay, and what is sent waits for `heal`.
 
-        A new connection is accepted, which is the kernel's doing, and then receives nothing.
+        The kernel still accepts a new connection, which then receives nothing.
         """
         self._passes.clear()
 
@@ -122,7 +122,7 @@ class DelayProxy:
         self.settings = settings_from(self._settings, changes)
         if state == self.state:
             return
-        # First whole again, from any state: a black hole needs the listener that a cut has closed.
+        # Heal first, from any state: a black hole needs the listener that a cut has closed.
         await self.heal()
         if state == CUT:
             await self.cut()
@@ -131,7 +131,7 @@ class DelayProxy:
 
     async def _listen(self) -> None:
         assert self._place is not None
-        # A socket for each time: closing the server closes its socket, and the place must be kept in between.
+        # A new socket each time: closing the server closes its socket, while `_place` keeps the address.
         listener = _bound(*self._place.getsockname()[:2])
         self._server = await asyncio.start_server(self._accept, sock=listener)
 
@@ -155,7 +155,7 @@ class DelayProxy:
                 both.create_task(self._pump(reader, target_writer, self._up), name=TASK_NAME)
                 both.create_task(self._pump(target_reader, writer, self._down), name=TASK_NAME)
         except* OSError:
-            pass  # either side went away: so does the other
+            pass  # one side went away, so the other does, too
         finally:
             ends = [end for end in (writer, target_writer) if end is not None]
             for end in ends:
@@ -176,7 +176,7 @@ class DelayProxy:
                 # The empty chunk of a sender that closes travels too: the end must not overtake the data.
                 is_open, due = bool(data), direction.enter(now(), len(data))
                 assert due is not None, "nothing is lost without loss"
-                # Waits while the queue is full, so that TCP slows a sender down whose receiver does not read.
+                # Waits while the queue is full, so that TCP slows down a sender whose receiver does not read.
                 await in_flight.put((due, data))
 
     async def _deliver(self, in_flight: InFlight, writer: asyncio.StreamWriter) -> None:

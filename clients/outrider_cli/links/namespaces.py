@@ -26,7 +26,7 @@ _OURS = re.compile(r"outrider-(\d+)-\d+-(cloud|edge)")
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _QUEUE_LEN = 5000
-"""Packets that the device holds until we read them. It is long, for the link's own queue is the one to lose packets."""
+"""Packets that the device holds until we read them. It is long, so that only the link's own queue loses packets."""
 
 
 class WanNotPossible(Exception):
@@ -93,7 +93,7 @@ def open_tun(namespace: Namespace) -> int:
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     other = os.open(_NAMED / namespace.name, os.O_RDONLY)
     try:
-        # A device belongs to the namespace in which the thread is that opens it.
+        # A device belongs to the namespace of the thread that opens it.
         if libc.setns(other, _CLONE_NEWNET):
             raise WanNotPossible(f"cannot enter the namespace {namespace.name}: {os.strerror(ctypes.get_errno())}")
         try:
@@ -115,7 +115,7 @@ def open_tun(namespace: Namespace) -> int:
 
 def _delete_stale() -> None:
     for path in _NAMED.glob("*") if _NAMED.exists() else ():
-        # If the number belongs to another process by now, it stays until that one has ended.
+        # If another process has that number by now, the namespace stays until that process has ended.
         if (match := _OURS.fullmatch(path.name)) and not Path(f"/proc/{match[1]}").exists():
             delete(path.name)
 

@@ -141,7 +141,7 @@ def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
     names = f"{stem}-cloud", f"{stem}-edge"
     control = folder / f"{stem}.sock"
     flags = ["--names", ",".join(names), *flags_of(settings)]
-    # What it listens at, and announces, is the socket of its control.
+    # It listens at the socket of its control, and announces that.
     carrier = ManagedProcess("wan", "outrider_cli.links.wan", flags, folder / "wan.log", listen=str(control))
     try:
         carrier.start()

@@ -1,6 +1,6 @@
 """Faults to try on running services, over a Unix socket: a JSON object on a line in each direction.
 
-A gateway's page offers them as buttons, so that one sees a text go on. A request names an `action`: `state`,
+A gateway's page offers them as buttons, to show that a text goes on. A request names an `action`: `state`,
 `kill_speculator`, or `set_delay` with `delay_ms`. The answer is the state after it, or `{"error": ...}`.
 """
 
@@ -31,18 +31,18 @@ class BadRequest(ValueError):
 
 
 class Lab:
-    """Does what requests ask for to the services of a stack."""
+    """Carries out requests on the services of a stack."""
 
     def __init__(self, stack: LocalStack, kill: Callable[[ManagedProcess, float], None]) -> None:
         """
         Args:
             stack: Runs, and may have a link.
-            kill: Kills a process, which stays away for so many seconds and is started anew then.
+            kill: Kills a process, keeps it away for so many seconds, and then restarts it.
         """
         self._stack, self._kill = stack, kill
 
     def do(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Does what a request asks for, and returns the state. Raises BadRequest, or OSError if the link is gone."""
+        """Carries out a request, and returns the state. Raises BadRequest, or OSError if the link is gone."""
         actions = self._actions()
         match request.get("action"):
             case "state":
@@ -86,7 +86,7 @@ class LabSocket:
     """Listens on a Unix socket, which only this user can open, and answers in the thread of a selector."""
 
     def __init__(self, path: Path, lab: Lab, selector: selectors.BaseSelector) -> None:
-        """Listens at once; the selector's owner calls the data of what is ready."""
+        """Listens at once. The selector's owner calls the `data` of each key that is ready."""
         self._lab, self._selector = lab, selector
         self._listener = socket.socket(socket.AF_UNIX)
         self._connections: set[socket.socket] = set()

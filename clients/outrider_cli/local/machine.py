@@ -35,14 +35,14 @@ class Threads(NamedTuple):
 
 
 def usable_cores(groups: Path = _GROUPS, own_group: Path = Path("/proc/self/cgroup")) -> int:
-    """Returns the cores that this process may use: those that it is bound to, or fewer, where a control group gives it
-    less time than these have."""
+    """Returns the number of cores that this process may use: those that it is bound to, or fewer if a control group
+    gives it less time."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([bound, *_limits(groups, own_group)]))
 
 
 def _limits(groups: Path, own_group: Path) -> Iterator[int]:
-    """Yields the whole cores that the control group, version 2, and each one around it have time for."""
+    """Yields the whole cores for which the control group (version 2), and each group around it, gives time."""
     lines = own_group.read_text().splitlines() if own_group.exists() else []
     own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
     for group in (groups / own, *(groups / own).parents):
@@ -57,11 +57,12 @@ def _limits(groups: Path, own_group: Path) -> Iterator[int]:
 def shared_out(num_cores: int, num_targets: int = 1, num_drafts: int = 1) -> Threads:
     """Returns the threads of each model, so that all of them together have a core each.
 
-    Drafts are made while the target computes, and a thread that waits for a core holds up its whole forward. What a
-    draft model reads of its weights for a few drafted tokens is some quarter of what its target reads for a round.
+    Drafts are made while the target computes, and a thread that waits for a core holds up its whole forward. The
+    weights that a draft model reads for a few drafted tokens are some quarter of those that its target reads for a
+    round.
 
     Args:
-        num_cores: Cores that there are, as `usable_cores` counts them.
+        num_cores: Number of cores, as `usable_cores` counts them.
         num_targets: Processes with the target.
         num_drafts: Processes with the draft model; 0 means that there is none.
     """
@@ -73,12 +74,12 @@ def shared_out(num_cores: int, num_targets: int = 1, num_drafts: int = 1) -> Thr
 
 
 def why_taken(host: str, port: int) -> str:
-    """Returns why nothing else can listen at an address, and what does, as far as one sees; empty means it is free.
+    """Returns why nothing can listen at an address, and what listens there, if known; empty means it is free.
 
     A port of 0 is any free one, and never taken. Takes 0.6 s at most.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        # As our servers do: connections of an earlier one that are still being forgotten are no obstacle.
+        # As our servers do: connections of an earlier server in TIME_WAIT are no obstacle.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -114,7 +115,7 @@ def _words(error: OSError) -> str:
 
 
 def _told_of(address: str) -> str:
-    """Returns what of ours answers at an address, in parentheses; empty if nothing does."""
+    """Returns which server of Outrider answers at an address, in parentheses; empty if none does."""
     with suppress(grpc.RpcError), grpc.insecure_channel(address) as channel:
         info = VerifierServiceStub(channel).GetInfo(GetInfoRequest(), timeout=_ASK_TIMEOUT_S)
         return f" (an outrider verifier serves {info.model.model_id} there: outrider chat --address {address})"

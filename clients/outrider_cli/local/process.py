@@ -20,12 +20,12 @@ from outrider_cli.links.namespaces import in_namespace
 from outrider_cli.local.die_with_parent import die_with_parent
 
 SILENCE_S = 60.0
-"""A process that does nothing for so long while it starts hangs. One that works may take its time."""
+"""A starting process that does nothing for so long counts as hung. One that works may take its time."""
 LEAST_SHARE = 0.02
-"""Share of a core below which a process does nothing: what its event loop takes while it waits is less, and what a
-process is given that works on a machine with much other work is more."""
+"""Share of a core below which a process does nothing. A waiting event loop takes less. A process that works gets more,
+even on a machine with much other work."""
 BYTES_PER_S = 10e6
-"""Bytes from a disk that count as a second of work: to read them is work that takes hardly any time of a core."""
+"""Bytes from a disk that count as a second of work: reading takes hardly any time of a core."""
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 _ERROR = "error: "
@@ -71,7 +71,7 @@ class ManagedProcess:
             listen: HOST:PORT; a port of 0 is any free one.
             cores: Cores that it may run on; empty means any.
             namespace: Network namespace that it lives in; empty means ours.
-            flag_names: Flags that the user has typed, by those of the process: its errors are told with them.
+            flag_names: Flags that the user has typed, by those of the process: its errors are reported with them.
         """
         self.name = name
         self.log = log
@@ -83,7 +83,7 @@ class ManagedProcess:
         self._namespace = namespace
         self._flag_names = dict(flag_names or {})
         self._log_begin = 0
-        """Bytes that the log had when the process was started last: what is before is another one's."""
+        """Length of the log when the process was last started, in bytes: what is before is from an earlier process."""
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
         """Output on stdout that has not been read yet."""
@@ -143,7 +143,7 @@ class ManagedProcess:
         return bool(piece)
 
     def take_steps(self, timeout_s: float, on_step: Callable[[str], None]) -> bool:
-        """Waits for so long for a word of what it does, and passes the last one on. Returns False if it is silent."""
+        """Waits that long for a step of the process, and passes the last one on. Returns False if it is silent."""
         is_heard = self._hear(timeout_s)
         *lines, rest = self._read.split(b"\n")
         steps = [line for line in lines if line.startswith(STEP)]
@@ -177,7 +177,7 @@ class ManagedProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout_s)
         finally:
-            self.kill()  # of one that has ended it only closes the pipe
+            self.kill()  # if it has ended, this only closes the pipe
 
     def wait(self, timeout_s: float) -> int:
         """Returns its exit status once it has ended by itself. Raises subprocess.TimeoutExpired."""
@@ -199,8 +199,8 @@ class ManagedProcess:
         return self._process is not None and (self._process.poll() or 0) < 0
 
     def wait_for_ending(self) -> str:
-        """Returns how it has ended, like `was killed (signal 9)`. Waits for its end, if it has only closed its stdout
-        so far; one that lives on is killed."""
+        """Returns how it has ended, like `was killed (signal 9)`. Waits for its end if it has only closed its stdout so
+        far, and kills it if it lives on."""
         process = self._started()
         try:
             status = process.wait(STOP_TIMEOUT_S)
@@ -210,7 +210,7 @@ class ManagedProcess:
         return f"was killed (signal {-status})" if status < 0 else f"ended by itself (exit status {status})"
 
     def signal_kill(self) -> None:
-        """Sends SIGKILL, without waiting for the end, which a supervisor of the process sees."""
+        """Sends SIGKILL without waiting for the end: a supervisor of the process sees it."""
         self._started().kill()
 
     def failure(self, what: str) -> ProcessFailed:
@@ -227,7 +227,7 @@ class ManagedProcess:
     def complaint(self) -> str:
         """Returns the errors with which it has refused to run, one a line, with the flags that the user has typed.
 
-        Empty if its log ends otherwise: then it was no wrong flag.
+        Empty if its log ends otherwise: then no flag was wrong.
         """
         found: list[str] = []
         for line in reversed(self._log_lines()):
@@ -285,7 +285,7 @@ class Silence:
         self._since = time.monotonic()
 
     def end(self) -> None:
-        """Takes in that the process has said something."""
+        """Starts the measurement anew: the process has said something."""
         self._work_s, self._since = _work_s(self._pid), time.monotonic()
 
     def is_over(self) -> bool:
@@ -296,9 +296,9 @@ class Silence:
 
 
 def _work_s(pid: int) -> float:
-    """Returns what a process has done so far, in seconds; 0 where the system does not tell, or it has ended."""
+    """Returns the work of a process so far, in seconds; 0 if the system does not tell, or the process has ended."""
     try:
-        # Behind the name, which may have spaces in it, the 12th and the 13th are times in user mode and in the kernel.
+        # After the name, which may have spaces, the 12th and 13th fields are times in user mode and in the kernel.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         read = next(line for line in Path(f"/proc/{pid}/io").read_text().splitlines() if "read_bytes" in line)
     except (OSError, StopIteration):

@@ -86,7 +86,7 @@ class LocalRedis:
         raise RedisFailed(f"{self._program} did not come up on port {ports[-1]}: {last_words}")
 
     def stop(self) -> None:
-        """Ends the server; one that does not listen is killed."""
+        """Ends the server; one that does not end by itself is killed."""
         if self._process is None:
             return
         self._process.terminate()

@@ -58,11 +58,11 @@ class StackConfig:
     drafter: Literal["speculator", "in-process"] = "speculator"
     """The place of the draft model, if there is no edge: in speculators, or in the process of each verifier."""
     num_verifiers: int = 1
-    """Verifiers, which are replicas of one another. Several need that there is no edge."""
+    """Verifiers, which are replicas of one another. Several require that there is no edge."""
     num_speculators: int = 1
-    """Speculators, which every verifier dials. Several need that there is no link."""
+    """Speculators, which every verifier dials. Several require that there is no link."""
     edge: bool = False
-    """True if an edge, which dials the verifier, has the draft model, instead of a speculator, which is dialled."""
+    """True if an edge has the draft model, instead of a speculator. The edge dials, a speculator is dialled."""
     datastore: bool = True
     """True if there is a datastore (and, without redis_url, a Redis)."""
     redis_url: str | None = None
@@ -70,7 +70,7 @@ class StackConfig:
     device: str = "cpu"
     """Device of both models."""
     num_threads: int | None = 1
-    """Threads of each model; 0 means one for each core, None that the models share the cores out."""
+    """Threads of each model; 0 means one for each core, None means that the models share the cores."""
     listen: str = ANY_PORT
     """Address of the first verifier; further ones choose a free port."""
     cores: tuple[int, ...] = ()
@@ -94,7 +94,7 @@ class StackConfig:
     datastore_arguments: tuple[str, ...] = ()
     """More flags for the datastore."""
     gateway: bool = False
-    """True if a gateway answers over HTTP before the verifiers."""
+    """True if a gateway answers over HTTP in front of the verifiers."""
     gateway_listen: str = ANY_PORT
     """Address of the gateway."""
     gateway_arguments: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class StackConfig:
             return Threads(1, 1)
         num_drafts = 0 if self.draft is None else self.num_verifiers if self.is_in_process else self.num_speculators
         threads = shared_out(usable_cores(), self.num_verifiers, num_drafts)
-        # Both models of a process have the same.
+        # Both models of a process have the same number.
         return Threads(max(1, sum(threads) // 2), max(1, sum(threads) // 2)) if self.is_in_process else threads
 
     @property
@@ -309,7 +309,7 @@ class LocalStack:
             for number in range(config.num_speculators):
                 speculator = self._spawn("speculator", flags, other_core, at=config.speculator_at, number=number)
                 self.speculators.append(speculator)
-            # A link, and so a proxy, there is with one of them only.
+            # Only a single speculator may have a link, and so a proxy.
             dialled = (self._behind_proxy(speculator.address, other_core) for speculator in self.speculators)
             peers += ("--speculator", ",".join(dialled))
         flags = ("--model", config.target, "--dtype", config.target_dtype, "--device", config.device)
@@ -333,15 +333,15 @@ class LocalStack:
             upstream = self._behind_proxy(self.address, other_core)
             flags = ("--upstream", upstream, *draft_flags, *config.edge_arguments)
             self.edge = self._spawn("edge", flags, other_core)
-        # The ones that take longest come last: theirs are the steps that are seen.
+        # The slowest come last, as their steps are the ones to show.
         in_order = (self.datastore, *self.speculators, *self.verifiers, self.edge)
         services = [service for service in in_order if service is not None]
         self._on_step("starting the services, which import their libraries")
-        # All of them before the first model is waited for: one that refuses its flags is told of at once.
+        # All must listen before a model is waited for, so that a service that refuses its flags is reported at once.
         for service in services:
             service.wait_listening()
         if config.gateway:
-            # Only now are all ports of the verifiers known. It starts while they load.
+            # All ports of the verifiers are known only now. The gateway starts while they load.
             self.gateway = self._spawn_gateway(other_core)
         for service in services:
             service.wait_serving(on_step=self._on_step)
@@ -455,7 +455,7 @@ def wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
             if speculator.connected:
                 return
             reason = speculator.last_error
-            # Any other reason, a tokenizer that does not match for example, does not go away by waiting.
+            # Waiting does not help against any other reason, like a tokenizer that does not match.
             if "loading" not in reason:
                 break
             time.sleep(0.05)

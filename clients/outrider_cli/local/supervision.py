@@ -1,4 +1,4 @@
-"""Starts services anew that have died, for as long as `outrider up` runs.
+"""Restarts services that have died, for as long as `outrider up` runs.
 
 Any of them may be killed, the verifier too: generations go on at once without a speculator or a datastore, and clients
 resume theirs when a verifier is back. Each pause before a new start is longer than the one before; a service that dies
@@ -37,7 +37,7 @@ class _Life:
 
 
 class Supervisor:
-    """Watches processes and starts those anew that end.
+    """Watches processes, and restarts those that end.
 
     Use it in the thread that started them, and for as long as they shall live: the kernel ties them to it.
     """
@@ -51,14 +51,14 @@ class Supervisor:
     ) -> None:
         """
         Args:
-            processes: Run already.
-            vital: Those of them without which nothing is left to run for: the end of the last one is our end.
+            processes: Processes that run already.
+            vital: Those without which there is nothing to run for: `run` ends when the last of them is given up.
             say: Takes a sentence about each death.
             clock: Returns the seconds of any monotonic clock.
         """
         self.selector = selectors.DefaultSelector()
-        """Calls the function that is registered as the data of what has become ready, between two looks at the
-        processes: for others that want to be served in this thread."""
+        """For others that want to be served in this thread: `step` calls the function that is registered as the `data`
+        of whatever has become ready."""
         self._vital, self._say, self._clock = set(vital), say, clock
         self._lives = {process: _Life(clock()) for process in processes}
         for process in processes:
@@ -70,7 +70,7 @@ class Supervisor:
             self.step()
 
     def step(self) -> None:
-        """Waits for the next thing that happens, and deals with it. Raises ProcessFailed."""
+        """Waits for the next event, and handles it. Raises ProcessFailed."""
         due = [life.due_at for life in self._lives.values() if life.due_at is not None]
         timeout_s = max(0.0, min(due) - self._clock()) if due else None
         for key, _ in self.selector.select(timeout_s):
@@ -82,7 +82,7 @@ class Supervisor:
                 self._watch(process)
 
     def kill(self, process: ManagedProcess, away_s: float) -> None:
-        """Kills a process on purpose, which stays away for so many seconds. One that does not run is left alone."""
+        """Kills a process on purpose; it stays away for so many seconds. One that does not run is left alone."""
         if process.is_running:
             self._lives[process].away_s = away_s
             process.signal_kill()
@@ -104,7 +104,7 @@ class Supervisor:
             is_quick = self._clock() - life.began_at < QUICK_S
             life.num_quick_ends = life.num_quick_ends + 1 if is_quick else 0
             pause_s = doubled(FIRST_PAUSE_S, LAST_PAUSE_S, life.num_quick_ends)
-        # Who was killed has not said why: the end of its log would be about what it did before.
+        # A process that was killed has not said why: the end of its log is about what it did before.
         why = "" if was_killed else f": {complaint}" if complaint else f"; the end of its log:\n{tail}"
         if life.num_quick_ends >= MAX_QUICK_ENDS:
             self._give_up(process, f"the {process.name} {ending} soon after each of {MAX_QUICK_ENDS} starts", why)

@@ -313,7 +313,6 @@ def test_a_small_run_on_a_cpu_measures_everything_and_a_second_one_finds_it(tmp_
     drafted = [cell for cell in results["cells"] if cell["label"] in ("speculative", "transformers, assisted")]
     # The pair is as good as the demo pair is, in our services and elsewhere.
     assert all(cell["value"]["tokens_per_round"] > 2 for cell in drafted)
-    assert (tmp_path / "out" / "rates.png").is_file()
     # What `auto` chose is told: for all of its rounds.
     choices = [cell["value"]["decisions"] for cell in results["cells"] if cell["label"] == "auto"]
     assert choices

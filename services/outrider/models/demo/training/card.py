@@ -103,7 +103,9 @@ it also casts the rotary frequencies, which shifts the logits.
 A 5 M parameter target is so fast that there is nothing to win. Variants that *cost* as much as a
 larger model and *say* the same are not stored: they are built at load time, by appending identity
 blocks (random inner weights, zero output projections) and by widening the MLPs with columns whose
-output weights are zero. They are ordinary Llama checkpoints, as expensive to run as trained
+output weights are zero.
+
+They are ordinary Llama checkpoints, as expensive to run as trained
 ones of that shape, and they show real acceptance rates at realistic cost ratios. They are no better
 at writing code, and their attention is cheaper than that of a real model of that size.
 

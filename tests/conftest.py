@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings for all tests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import settings
 
-# A shell without job control starts background commands with SIGINT ignored, and Python keeps it so, as does every
+# A shell without job control starts background commands with SIGINT ignored. Python keeps that, and so does every
 # process that is started from here. Tests interrupt those, and this one: a handler here is SIG_DFL after their exec.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The tests share their cores with the services that they start: a second thread of torch would mostly wait.
+# Tests share their cores with the services that they start: a second torch thread would mostly wait.
 torch.set_num_threads(1)
 
-# What else the machine does is no property of the code.
+# Other load on the machine is no property of the code.
 settings.register_profile("outrider", deadline=None)
 settings.load_profile("outrider")
 

@@ -1,4 +1,4 @@
-"""Places for the stderr of a process that take no line, or not all of them."""
+"""Targets for a process's stderr that accept no lines, or only some of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS: tuple[Kind, ...] = ("full", "closed", "reader gone", "unread")
 
 @contextmanager
 def bad_stderr(kind: Kind) -> Iterator[dict[str, Any]]:
-    """Yields arguments of Popen for a process with such a stderr. That of "unread" is a pipe with an idle reader."""
+    """Yields arguments of Popen for a process with such a stderr. That of "unread" is a pipe that nobody reads."""
     if kind == "closed":
         yield {"preexec_fn": lambda: os.close(2)}
         return
@@ -39,7 +39,7 @@ def bad_stderr(kind: Kind) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Runs a process, whose stdout is read, for the block at most."""
+    """Runs a process for the block at most, and reads its stdout."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
         try:
             yield process

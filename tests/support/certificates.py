@@ -27,7 +27,7 @@ class Pair:
     key: bytes
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """The files of both, as they are replaced in practice: whole, one after the other."""
+        """Writes both files as they are replaced in practice: whole, one after the other."""
         return replaced(folder / f"{name}.crt", self.cert), replaced(folder / f"{name}.key", self.key)
 
 
@@ -41,7 +41,7 @@ class Authority:
         self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
     def issue(self, name: str, *, days: int = 1) -> Pair:
-        """For a name, localhost and 127.0.0.1; with days below 0 it expired so long ago."""
+        """A certificate for a name, localhost and 127.0.0.1. A negative `days` means that it expired so long ago."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName("localhost"), x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         builder = _certificate(_named(name), self._name, key, days).add_extension(
@@ -70,7 +70,7 @@ def _certificate(
 
 
 def replaced(path: Path, content: bytes) -> Path:
-    """Puts a file in the place of another, at once."""
+    """Replaces a file by another, atomically."""
     new = path.with_suffix(".new")
     new.write_bytes(content)
     os.replace(new, path)

@@ -67,15 +67,15 @@ ALTERNATING = """
 """Takes two roles, and knows no tools."""
 
 TRIMMING = "{%- for message in messages %}{{- '[' + message.content | trim + ']' }}{%- endfor %}"
-"""Takes white space off the ends of messages."""
+"""Strips white space from the ends of messages."""
 
 UPPERCASE = "{%- for message in messages %}{{- message.content | upper }}{%- endfor %}"
-"""Changes what messages say: none of them can be continued."""
+"""Changes the text of messages, so none of them can be continued."""
 
 
 def with_template(template: str | None) -> Any:
     """The demo models' tokenizer with another template."""
-    tokenizer = copy.deepcopy(target_model().tokenizer)  # that of the model is shared by all tests
+    tokenizer = copy.deepcopy(target_model().tokenizer)  # all tests share the model's own tokenizer
     tokenizer.chat_template = template
     return tokenizer
 
@@ -86,7 +86,7 @@ def model_with_template(template: str) -> LoadedModel:
 
 
 def with_tokens(added: Mapping[str, bool], template: str | None = None) -> Any:
-    """The demo models' tokenizer with these tokens, by whether they are special, in place of its last ones."""
+    """The demo models' tokenizer, whose last tokens are replaced by these; the values say if a token is special."""
     description = json.loads(target_model().tokenizer.backend_tokenizer.to_str())
     vocab = description["model"]["vocab"]
     kept = len(vocab) - len(added)

@@ -1,4 +1,4 @@
-"""Files of a model that is not there: a folder's, and those of a name in the hub's cache."""
+"""Files of a model that does not exist: in a folder, or under a name in the hub's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collector of traces for tests: real OTLP over gRPC, kept in memory."""
+"""An in-memory trace collector for tests: real OTLP over gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 
 @dataclass(frozen=True)
 class Seen:
-    """A span that has come."""
+    """A span that was received."""
 
     service: str
     resource: dict[str, Any]
@@ -34,11 +34,11 @@ class Seen:
     events: tuple[str, ...]
     is_error: bool
     raw: bytes
-    """All of it, as it was sent."""
+    """The whole span, as it was sent."""
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes whatever comes."""
+    """Accepts all spans."""
 
     def __init__(self) -> None:
         self.spans: list[Seen] = []
@@ -53,14 +53,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def wait(self, condition: Callable[[list[Seen]], object]) -> list[Seen]:
-        """All spans so far, once they are as they should be."""
+        """Waits until the condition holds for all spans so far, and returns them."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self.spans), WAIT_S), [span.name for span in self.spans]
             return list(self.spans)
 
     def trace(self, trace_id: str, *wanted: str | tuple[str, int], is_whole: bool = False) -> list[Seen]:
-        """The spans of a trace, once there is one of each name, or of each name and kind; several for what is there
-        several times. If it is whole, with the parents of all of them. Spans come in no order."""
+        """Waits until the trace has a span of each wanted name, or name and kind, as often as it is wanted; if
+        `is_whole`, also the parents of all its spans. Returns its spans, in no order."""
 
         def is_there(seen: list[Seen]) -> bool:
             spans = [span for span in seen if span.trace_id == trace_id]

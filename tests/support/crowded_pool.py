@@ -1,4 +1,4 @@
-"""A target whose pool of keys and values is smaller than what several sessions want, and prompts for them."""
+"""A target whose pool of keys and values is too small for several sessions, and prompts for them."""
 
 from __future__ import annotations
 

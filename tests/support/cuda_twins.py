@@ -1,4 +1,4 @@
-"""Twins of a GPU's kernels, by torch: they read the same tensors, and no others, so a runner can be tried on a CPU."""
+"""CPU twins of a GPU's kernels, by torch. They read the same tensors and no others, so a CPU can try a runner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider.models.filters import tempered_and_filtered
 from outrider.models.runner import Runner
 
 GARBAGE = 2**30
-"""What stands where nothing may be read."""
+"""Fills what must not be read."""
 
 
 def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon: float, out: Tensor) -> None:
@@ -64,7 +64,7 @@ def multiply_add(
     *,
     is_early: bool,
 ) -> None:
-    """Writes the squares of all columns as those of one part, and nothing of use behind it."""
+    """Writes the squares of all columns as those of one part, and NaN after it."""
     assert len(hidden) == FEW_ROWS
     hidden.add_(functional.linear(x, weight, bias))
     torch.mul(hidden, norm, out=scaled)
@@ -73,12 +73,12 @@ def multiply_add(
 
 
 def twin_splits_of(num_outputs: int, num_inputs: int) -> int:
-    """Two of a matrix that is not square, one of any other."""
+    """Two for a matrix that is not square, one for a square one."""
     return 1 if num_outputs == num_inputs else 2
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Multiplies row by row, as the bits of a row may depend on nothing but what it is."""
+    """Multiplies row by row, because a row's bits may depend on nothing but the row."""
     parts = out if out.dim() == 3 else out[None]
     assert len(parts) in (1, twin_splits_of(*weight.shape))
     size = weight.shape[1] // len(parts)
@@ -134,7 +134,7 @@ def attend(
             for p in range(end)
         ]
         keys, values = (layer_data[half][:, places].repeat_interleave(group, 0) for half in (0, 1))
-        # One by one: the bits of a row may depend on nothing but what it sees.
+        # Row by row: a row's bits may depend only on what it sees.
         for row in rows.tolist():
             count = int(inputs.positions[row]) + 1
             scores = (queries[row, :, None] * keys[:, :count]).sum(-1) * scale
@@ -166,7 +166,7 @@ def best_tokens(logits: Tensor, rows: Tensor, k: int) -> Tensor:
 
 
 def fake_graph(compute: Callable[[], Results]) -> Callable[[], Results]:
-    """Does the same again into the same tensors, as a graph does."""
+    """Repeats the call with the same tensors, as a graph does."""
     results = compute()
 
     def replay() -> Results:
@@ -181,7 +181,7 @@ def fake_graph(compute: Callable[[], Results]) -> Callable[[], Results]:
 
 @torch.inference_mode()
 def spoil(runner: Runner) -> None:
-    """Writes over what is left of the last forward's inputs, which the next one may not read."""
+    """Overwrites what is left of the last forward's inputs, which the next one must not read."""
     assert isinstance(runner, CudaRunner)
     packer = runner._forwards.packer
     for buffer in (packer._device, *packer._hosts):
@@ -200,7 +200,7 @@ TWINS = Kernels(
     norm_multiply=norm_multiply,
     norm_gate=norm_gate,
     multiply_add=multiply_add,
-    # For matrices of 16 bits alone, as kernels have it.
+    # For 16-bit matrices only, like the kernels.
     takes_invariant=lambda weight: weight.itemsize == 2,
     splits_of=twin_splits_of,
     multiply=multiply,

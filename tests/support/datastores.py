@@ -1,4 +1,4 @@
-"""Datastores inside the test process, on a real Redis, and what tests of them say to both."""
+"""Datastores inside the test process, on a real Redis, and helpers that talk to both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outrider_cli.local.redis import LocalRedis
 
 
 def settings_for(redis_url: str, **fields: Any) -> DatastoreSettings:
-    """Small sizes; and time: a test machine is busy, and only tests about time measure it."""
+    """Small sizes, and generous times: test machines are busy, and only tests about time measure it."""
     given: dict[str, Any] = {"max_match_len": 3, "redis_timeout_s": 5.0, "lookup_timeout_ms": 5000.0, **fields}
     return DatastoreSettings(redis_url=redis_url, **given)
 
@@ -67,7 +67,7 @@ async def serving(settings: DatastoreSettings, *interceptors: grpc.aio.ServerInt
 
 
 def restart(redis: LocalRedis, *options: str) -> None:
-    """Starts the server again, now and later with these options in addition."""
+    """Restarts the server, now and later with these additional options."""
     redis.stop()
     script = redis._directory / "redis-with-options"
     script.write_text(f'#!/bin/sh\nexec "{redis._program}" "$@" {shlex.join(options)}\n')
@@ -78,7 +78,7 @@ def restart(redis: LocalRedis, *options: str) -> None:
 
 @contextmanager
 def hung(redis: LocalRedis) -> Iterator[None]:
-    """Holds its process up while the block runs."""
+    """Stalls its process while the block runs."""
     os.kill(redis.pid, signal.SIGSTOP)
     try:
         yield
@@ -92,7 +92,7 @@ def full_keys(tokenizer_hash: str) -> str:
 
 
 async def keys_of(redis_url: str, tokenizer_hash: str) -> list[str]:
-    """Lists all keys of a tokenizer, without what they have in common."""
+    """Lists all keys of a tokenizer, without their common prefix."""
     async with Redis.from_url(redis_url) as redis:
         keys = [key async for key in redis.scan_iter(full_keys(tokenizer_hash))]
         return sorted(key.decode().partition("}:")[2] for key in keys)
@@ -104,7 +104,7 @@ async def load(store: RedisStore, scope: Scope, *documents: list[int], tenant: s
 
 
 def query(*context: int, **fields: Any) -> pb.Query:
-    """Asks for one context."""
+    """Looks up one context."""
     return pb.Query(context_token_ids=context, **fields)
 
 
@@ -129,14 +129,14 @@ async def load_prior(stub: Any, *requests: pb.LoadPriorRequest) -> list[pb.LoadP
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Returns the error of an RPC. Streams are read to their end."""
+    """Returns the error of an RPC. Reads streams to their end."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (to_the_end(call) if hasattr(call, "__aiter__") else call)
     return caught.value.code(), caught.value.details() or ""
 
 
 async def to_the_end(stream: Any, at_each: Callable[[], object] | None = None) -> None:
-    """Reads a stream, doing something at each of its items."""
+    """Reads a stream, and does something at each of its items."""
     async for _ in stream:
         done = at_each() if at_each else None
         if asyncio.iscoroutine(done):

@@ -1,4 +1,4 @@
-"""A runner that fails as that of a broken accelerator does."""
+"""A runner that fails like one on a broken accelerator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.models.runner import Runner, Segment
 
 
 class FailingRunner:
-    """Forwards fail for as long as `fails` says so of their segments."""
+    """Fails a forward if `fails` returns true for its segments."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -33,4 +33,4 @@ class FailingRunner:
 def with_failing_runner(model: LoadedModel) -> tuple[LoadedModel, FailingRunner]:
     """The model, with a runner that can be made to fail."""
     runner = FailingRunner(model.runner)
-    return replace(model, runner=runner), runner  # type: ignore[arg-type]  # it runs as one does
+    return replace(model, runner=runner), runner  # type: ignore[arg-type]  # has what a runner has

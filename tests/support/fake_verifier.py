@@ -1,4 +1,4 @@
-"""A verifier that does what a test tells it to: for faults that a real one cannot be made to show."""
+"""A verifier that does what a test tells it: for faults that a real one cannot be made to show."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def a_good_generation(request: GenerateRequest, context: grpc.ServicerContext) -
 
 
 def saying(*pieces: str, is_cut: bool = False, stop_string: str | None = None) -> Script:
-    """Says a text in these pieces, a token each. `is_cut`: it may not be longer. `stop_string`: has ended it."""
+    """Says a text in these pieces, one token each. `is_cut`: it has reached its length. `stop_string`: ends it."""
 
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         yield started()
@@ -77,7 +77,7 @@ def saying(*pieces: str, is_cut: bool = False, stop_string: str | None = None) -
 
 
 def breaking_off(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
-    """Fails behind its first token, in a way that no other call mends."""
+    """Fails after its first token, in a way that no other call mends."""
     yield started()
     yield chunk(5, text="a")
     context.abort(grpc.StatusCode.DATA_LOSS, "why")
@@ -96,17 +96,17 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.speculators: list[verifier_pb2.PeerInfo] = []
         """The speculators that it says it has."""
         self.model_id = ""
-        """The model that it says it has; empty: "fake", and nothing when it starts."""
+        """The model that it names; empty: "fake" when it is asked, and nothing when a generation starts."""
         self.chat_template = ""
         """The chat template that it says it has."""
         self.has_template = True
         """False if it refuses to tokenize chats."""
         self.tokens: set[str] | None = None
-        """The tokens of those who may ask what it is; None: everybody may."""
+        """The tokens of callers that may ask what it is; None: everybody may."""
         self.num_asked = 0
-        """The number of times that it was asked what it is."""
+        """How often it was asked what it is."""
         self.default_sampling = types_pb2.SamplingParams()
-        """The sampling that it says counts where a request says nothing."""
+        """The sampling that it declares as its default for requests that set none."""
         self.forward_times: dict[int, float] = {}
         """Milliseconds of its forwards by their rows."""
 
@@ -158,7 +158,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 def until_cancelled(fake: FakeVerifier) -> Script:
-    """Says one chunk, then nothing more until the caller is gone."""
+    """Says one chunk, then nothing until the caller is gone."""
 
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         yield started()
@@ -171,7 +171,7 @@ def until_cancelled(fake: FakeVerifier) -> Script:
 @contextmanager
 def running_fake() -> Iterator[FakeVerifier]:
     """A fake verifier that listens on loopback and is healthy."""
-    fake = FakeVerifier()  # type: ignore[abstract]  # what it has not is UNIMPLEMENTED
+    fake = FakeVerifier()  # type: ignore[abstract]  # other methods are UNIMPLEMENTED
     fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
     with futures.ThreadPoolExecutor(max_workers=4) as pool:
         server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])

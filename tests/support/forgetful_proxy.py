@@ -1,5 +1,4 @@
-"""Something between two peers that forgets a connection, as a NAT does: nothing passes on it any more, and nobody is
-told."""
+"""A proxy between two peers that forgets a connection, as a NAT does: it forwards nothing more, and tells nobody."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ class ForgetfulProxy:
         self.address = ""
 
     def lead_to(self, target: str) -> None:
-        """Forwards the connections from now on to another address."""
+        """Forwards connections to another address from now on."""
         self._host, _, self._port = target.rpartition(":")
 
     def forget(self) -> None:
-        """All connections that there are."""
+        """All current connections."""
         self._era += 1
 
     async def _connected(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:

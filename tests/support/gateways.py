@@ -1,4 +1,4 @@
-"""A gateway inside the test process: real HTTP on loopback, and its insides within reach."""
+"""A gateway inside the test process: real HTTP on loopback, with access to its internals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunningGateway:
     """A client of it, without a time limit."""
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
-        """What a request with a JSON body is answered with."""
+        """The answer to a request with a JSON body."""
         return await self.http.post(path, json=body)
 
 
@@ -55,7 +55,7 @@ ZONES = {"type": "object", "properties": {"zone": {"enum": ["CET", "UTC"]}}, "re
 
 
 def named_events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a stream whose events have names, which their data repeat."""
+    """The events of a stream whose events are named; their data repeat the name."""
     lines = text.splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
@@ -70,7 +70,7 @@ def events_of(text: str) -> list[str]:
 
 @asynccontextmanager
 async def running_services() -> AsyncIterator[RunningGateway]:
-    """A gateway, and real services behind it: a verifier whose template knows tools, and a speculator that drafts."""
+    """A gateway in front of real services: a verifier whose template knows tools, and a speculator that drafts."""
     async with (
         running_speculator() as speculator,
         running_verifier(speculator=speculator.address, model=model_with_template(HERMES)) as verifier,

@@ -1,4 +1,4 @@
-"""A hub on loopback: what downloads use of the Hugging Face hub's HTTP API, with files in memory, and faults."""
+"""A Hugging Face hub on loopback: the part of its HTTP API that downloads use, with files in memory, and faults."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Hub:
     commit: str
     files: dict[str, bytes]
     token: str = ""
-    """Who does not show it is told what the hub tells of a gated model; empty = anybody may read."""
+    """A caller without this token is told what the hub tells of a gated model; empty = anybody may read."""
     instead: dict[str, bytes] = field(default_factory=dict)
     """What is sent in place of a file's content."""
     is_broken: bool = False
-    """Whether it refuses everything, without a reason."""
+    """True if it refuses everything, without a reason."""
     cut: dict[str, int] = field(default_factory=dict)
-    """Once, the connection is closed after so many bytes of the file."""
+    """Number of bytes of the file after which the connection is closed, once."""
     downloads: list[str] = field(default_factory=list)
-    """Paths that were asked for, in order."""
+    """Requested paths, in order."""
     gate: threading.Event = field(default_factory=threading.Event)
-    """Contents are sent when it is set."""
+    """Contents are sent once this is set."""
     address: str = ""
 
     def is_large(self, path: str) -> bool:
-        """Whether git holds a pointer only, and the content lies elsewhere."""
+        """True if git holds a pointer only, and the content lies elsewhere."""
         return path.endswith(".safetensors")
 
     def tree(self) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class _Requests(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: pytest's output is not a server's log."""
+        """Logs nothing: pytest's output is not a server's log."""
 
     def _answer(self) -> None:
         hub, path = self.of, unquote(urlsplit(self.path).path)
@@ -124,7 +124,7 @@ class _Requests(BaseHTTPRequestHandler):
         if not self.of.is_large(name):
             return self._send_content(name)
         self.send_response(302)
-        # On another host, as the hub's: the library takes the size from here and shows no token there.
+        # On another host, like the hub's files: the library takes the size from here and shows no token there.
         self.send_header("Location", f"{self.of.address.replace('127.0.0.1', 'localhost')}/content/{name}")
         self.send_header("X-Repo-Commit", self.of.commit)
         self.send_header("X-Linked-Etag", f'"{sha256(content)}"')

@@ -43,7 +43,7 @@ class Idle:
 
 
 async def served(service: Idle, settings: ServiceSettings) -> str:
-    """Serves; returns what the process would have ended with."""
+    """Serves; returns the status or message with which the process would have ended, and "" for a normal end."""
     try:
         await serve(service, settings)
     except SystemExit as error:  # a task that raises it ends the loop

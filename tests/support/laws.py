@@ -1,4 +1,4 @@
-"""Laws of texts: how probable each text of a few tokens is, and whether texts follow such a law."""
+"""Laws of texts: how probable each text of a few tokens is, and if texts follow such a law."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def law_of(scores: Callable[[tuple[int, ...]], Tensor], length: int) -> Law:
     """Returns the law of all texts of some length.
 
     Args:
-        scores: Returns the logits that the token behind a text is drawn by, one for each of the vocabulary, most of
-            them minus infinity: the texts with the others are counted out.
+        scores: Returns the logits of the token that follows a text, one for each of the vocabulary. Most of them are
+            minus infinity, so that the possible texts can be enumerated.
         length: Tokens of a text.
     """
     texts: Law = {(): 1.0}
@@ -34,14 +34,14 @@ def law_of(scores: Callable[[tuple[int, ...]], Tensor], length: int) -> Law:
 
 
 def only_best(logits: Tensor, k: int) -> Tensor:
-    """Returns logits of which the k highest are left."""
+    """Returns logits of which only the k highest are left."""
     best = logits.topk(k)
     return torch.full_like(logits, -torch.inf).scatter_(-1, best.indices, best.values)
 
 
 def p_value(texts: Sequence[tuple[int, ...]], law: Mapping[tuple[int, ...], float], part: slice) -> float:
-    """Returns how probable it is that a part of the texts is as far from its law as it is: a chi-square test, rare
-    values taken together."""
+    """Returns the probability that a part of texts of this law is as far from it as theirs, by a chi-square test
+    that pools rare values."""
     counts = Counter(text[part] for text in texts)
     shares: dict[tuple[int, ...], float] = defaultdict(float)
     for text, probability in law.items():

@@ -1,4 +1,4 @@
-"""How long an event loop keeps everybody waiting."""
+"""How long one turn of an event loop keeps other tasks waiting."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ PAUSE_S = 0.002
 
 
 class LongestTurn:
-    """Measures how long the turns of the event loop keep others waiting, by the time of its own thread: what others on
-    the machine take does not count."""
+    """Measures the longest turn of the event loop by the CPU time of its own thread, so that the load of the machine
+    does not count."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

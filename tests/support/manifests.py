@@ -33,7 +33,7 @@ SERVICES = {
 }
 """Workload of ours -> its Python package, component and container."""
 IN_PROCESS = "in-process"
-"""The component with both models in one process, which takes the speculator away."""
+"""The component that runs both models in one process, and removes the speculator."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,24 @@ def components() -> list[str]:
 
 
 def variants() -> Iterator[Variant]:
-    """Every overlay; every component alone on top of `gpu`; all of them there, and with one process for both models.
+    """Every overlay; every component alone on top of `gpu`; all of them together, and with one process for both models.
     The demo is no part of `gpu`."""
     yield from map(Variant, overlays())
     everything = gpu_with(*(name for name in components() if name not in ("demo", IN_PROCESS)))
     yield from (Variant("gpu", (name,)) for name in (*everything.components, IN_PROCESS))
     yield everything
-    # Behind the others, as it says itself.
+    # After the others, as the component itself requires.
     yield Variant("gpu", (*everything.components, IN_PROCESS))
 
 
 def gpu_with(*names: str) -> Variant:
-    """Overlay `gpu` with these components, those that it has already and others."""
+    """Overlay `gpu` with these components; those that it already has are not repeated."""
     return Variant("gpu", tuple(name for name in names if name not in components_of("gpu")))
 
 
 @functools.cache
 def components_of(overlay: str) -> frozenset[str]:
-    """Names of the components that an overlay has, through other folders too."""
+    """Names of the components that an overlay has, indirectly too."""
     found: set[str] = set()
     folders = [DEPLOY / "overlays" / overlay]
     while folders:
@@ -109,7 +109,7 @@ def rendered_text(variant: Variant) -> str:
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "resources": [str(root / "overlays" / variant.overlay)],
-            # Images come last, as in the overlays: they name the versions of all that is above.
+            # Images come last, as in the overlays: they name the versions of everything above.
             "components": [str(root / "components" / name) for name in (*variant.components, "images")],
         }
         Path(temporary, "kustomization.yaml").write_text(yaml.safe_dump(composition), encoding="utf-8")
@@ -117,10 +117,10 @@ def rendered_text(variant: Variant) -> str:
 
 
 def kustomized(folder: Path) -> str:
-    """What kustomize makes of a folder. Fails with its words where it refuses."""
+    """The output of kustomize for a folder. Fails with its message if it refuses."""
     done = subprocess.run([*_kustomize(), str(folder)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, f"{folder}: {done.stderr}"
-    assert not done.stderr, f"{folder}: {done.stderr}"  # what is deprecated
+    assert not done.stderr, f"{folder}: {done.stderr}"  # warnings of deprecation
     return done.stdout
 
 
@@ -136,14 +136,14 @@ def _kustomize() -> tuple[str, ...]:
 
 
 def missing(what: str) -> NoReturn:
-    """Ends a test that lacks a tool: skipped, and failed in continuous integration."""
+    """Ends a test that lacks a tool: it is skipped, but fails in continuous integration."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"required in CI: {what}")
     pytest.skip(what)
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, which YAML forbids and PyYAML takes the last of."""
+    """Refuses a duplicate key, which YAML forbids. PyYAML takes the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         merge = "tag:yaml.org,2002:merge"
@@ -155,12 +155,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def parsed(text: str) -> Iterator[Object]:
-    """The documents of a YAML text that are not empty. Raises yaml.YAMLError, also for a key that is given twice."""
+    """The documents of a YAML text that are not empty. Raises yaml.YAMLError, also for a duplicate key."""
     return (document for document in yaml.load_all(text, _Loader) if document is not None)
 
 
 def title(found: Object) -> str:
-    """What an object is called in a complaint: Kind/name."""
+    """The name of an object in a complaint: Kind/name."""
     return f"{found['kind']}/{found['metadata']['name']}"
 
 
@@ -170,14 +170,14 @@ def of_kind(objects: Iterable[Object], *kinds: str) -> list[Object]:
 
 
 def named(objects: Iterable[Object], kind: str, name: str) -> Object:
-    """The one object of this kind and name. Fails where there is none, or several."""
+    """The only object of this kind and name. Fails if there is none, or several."""
     found = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name]
     assert len(found) == 1, f"{len(found)} objects are {kind}/{name}"
     return found[0]
 
 
 def workloads(objects: Iterable[Object]) -> list[Object]:
-    """What makes pods."""
+    """Objects that make pods."""
     return of_kind(objects, "Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob")
 
 
@@ -201,13 +201,13 @@ def labels_of(workload: Object) -> dict[str, str]:
 
 
 def containers_of(workload: Object) -> list[Object]:
-    """All containers of a workload's pods, those of the beginning too."""
+    """All containers of a workload's pods, init containers included."""
     spec = pod_of(workload)["spec"]
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
 def main_container(workload: Object) -> Object:
-    """The container that serves, by the name of its component."""
+    """The container that serves; its name is the component's."""
     wanted = SERVICES.get(workload["metadata"]["name"], workload["metadata"]["name"])
     found: Object
     (found,) = (each for each in pod_of(workload)["spec"]["containers"] if each["name"] == wanted)
@@ -215,7 +215,7 @@ def main_container(workload: Object) -> Object:
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a label selector matches; an empty one matches everything."""
+    """True if a label selector matches; an empty one matches everything."""
     unknown = set(selector) - {"matchLabels", "matchExpressions"}
     assert not unknown, f"not part of a selector: {unknown}"
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
@@ -256,9 +256,9 @@ def port_number(workload: Object, port: int | str) -> int | None:
 
 
 def environment_of(container: Object, objects: list[Object]) -> dict[str, str | None]:
-    """Variable -> value, or None where only the cluster knows it; `unknown` for such a part of another value.
+    """Variable -> value, or None if only the cluster knows it; `unknown` stands for such a part of another value.
 
-    Raises KeyError for a ConfigMap's key that is not there.
+    Raises KeyError if a ConfigMap lacks the key.
     """
     found: dict[str, str | None] = {}
     for source in container.get("envFrom", []):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from outrider.telemetry.metrics import HistogramMetric, Metrics
 
 Values = dict[str, dict[str, float]]
-"""By the name of the metric, by its labels' values with commas between; '' = it has none. A histogram's are count and
-sum."""
+"""Values by the metric's name and its label values, joined by commas ('' = none). A histogram has count and sum."""
 
 
 def values_of(metrics: Metrics) -> Values:
-    """As they are now."""
+    """The current values."""
     found: Values = {}
     for metric in metrics:
         if isinstance(metric, HistogramMetric):
@@ -22,5 +21,5 @@ def values_of(metrics: Metrics) -> Values:
 
 
 def above_0(values: dict[str, float]) -> dict[str, float]:
-    """Without those that are 0."""
+    """The values that are not 0."""
     return {labels: value for labels, value in values.items() if value}

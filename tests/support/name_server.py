@@ -1,4 +1,4 @@
-"""A name server whose answers a test sets, as that of a cluster has them for the name of a headless service."""
+"""A DNS server whose answers a test sets, as a cluster answers for the name of a headless service."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class NameServer(asyncio.DatagramProtocol):
     """Answers on a loopback port, over UDP."""
 
     def __init__(self, addresses_of: Callable[[str], Sequence[str]]) -> None:
-        """`addresses_of`: the addresses that a name means now."""
+        """`addresses_of`: the addresses that a name has now."""
         self.port = 0
         self._addresses_of = addresses_of
         self._transport: asyncio.DatagramTransport | None = None
 
     async def start(self) -> None:
-        """Returns when it answers."""
+        """Returns once it answers."""
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", 0))
         self.port = self._transport.get_extra_info("sockname")[1]
 
     def stop(self) -> None:
-        """Answers no more."""
+        """Stops answering."""
         if self._transport is not None:
             self._transport.close()
 

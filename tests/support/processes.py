@@ -1,4 +1,4 @@
-"""Services as processes of their own."""
+"""Services as separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small rows of logits for tests of the ratio rule, under all filters, and the law that they stand for."""
+"""Small rows of logits for tests of the ratio rule, under all filters, and the law that they imply."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def logits_of(seed: int, rows: int = 1, vocab_size: int = 12) -> Tensor:
 
 
 def distribution(logits: Tensor, **filters: Any) -> npt.NDArray[np.float64]:
-    """Computes what the target draws from (`test_sampling` compares that with the definition)."""
+    """Computes the distribution that the target draws from (`test_sampling` compares it with the definition)."""
     exact: npt.NDArray[np.float64] = (
         tempered_and_filtered(logits[None], [SamplingParams(**filters)])[0].double().softmax(-1).numpy()
     )
@@ -48,8 +48,8 @@ def words(count: int, seed: int = 0) -> list[int]:
 
 
 def assert_drawn_from(expected: npt.NDArray[np.float64], tokens: list[int]) -> None:
-    """Asserts by chi-square that tokens come from a distribution. Those that are expected less than five times count as
-    one."""
+    """Asserts by chi-square that tokens come from a distribution. Tokens that are expected less than five times are
+    pooled."""
     law = len(tokens) * expected
     counts = np.bincount(tokens, minlength=len(law))
     assert not counts[law == 0].any()
@@ -62,7 +62,7 @@ def assert_drawn_from(expected: npt.NDArray[np.float64], tokens: list[int]) -> N
 
 
 def random_chain(random: np.random.Generator, logits: Tensor, sampling: SamplingParams) -> list[Candidate]:
-    """Drafts tokens from rows like the target's, picks some, and draws some from strange rows."""
+    """Drafts tokens from rows like the target's; some are picked, and some drawn from strange rows."""
     chain, vocab_size = [], logits.shape[-1]
     for row in logits:
         noisy = (row + torch.from_numpy(random.normal(0, 0.7, vocab_size)).float())[None]
@@ -82,8 +82,8 @@ def random_chain(random: np.random.Generator, logits: Tensor, sampling: Sampling
 def random_round(
     seed: int, filters: Sequence[dict[str, Any]], *, vocab_size: int, is_coarse: bool = False
 ) -> tuple[Tensor, list[Chain]]:
-    """Makes chains of some sessions, one for each of the filters, and their logits: another row, which is nobody's, is
-    behind those of each. Coarse logits are multiples of a half."""
+    """Makes one chain for each of the filters, and their logits. After the logits of each chain comes one row that
+    belongs to no chain. Coarse logits are multiples of a half."""
     random = np.random.default_rng(seed)
     lengths = random.integers(0, 5, len(filters)).tolist()
     logits, first_row = 2 * logits_of(seed, sum(lengths) + 2 * len(lengths), vocab_size), 0
@@ -99,5 +99,5 @@ def random_round(
 
 
 def num_whole(chains: Sequence[Chain], judged: Sequence[Sequence[int]]) -> int:
-    """Counts the chains of which no token was refused."""
+    """Counts the chains without a refused token."""
     return sum(len(tokens) > len(chain.drafted) for chain, tokens in zip(chains, judged, strict=True))

@@ -1,4 +1,4 @@
-"""The ratio rule on lists of numbers, with all of the vocabulary: the reference for `outrider.models.chains`.
+"""The ratio rule on plain lists over the whole vocabulary: the reference for `outrider.models.chains`.
 
 Leviathan, Kalman, Matias 2023, algorithm 1, with the uniforms and the noise of `outrider.core.noise`.
 """
@@ -16,7 +16,7 @@ from outrider.core.tree import TokenId
 def residual(probabilities: Sequence[float], refused: Drafted) -> list[float]:
     """Returns the weights of the next token in place of a refused one: max(0, p - q), not normalised.
 
-    The refused token itself has none. Where rounding leaves nothing, the weights are p.
+    The refused token itself gets no weight. If rounding leaves nothing, the weights are p.
     """
     remaining = list(probabilities)
     row = claimed_row(refused)

@@ -15,7 +15,7 @@ class RawAnswer:
     """The first answer on a connection."""
 
     status: int
-    """Its status; 0 if there was none."""
+    """Its status; 0 if there was no answer."""
     fields: dict[str, str]
     body: bytes
 
@@ -33,7 +33,7 @@ def post(path: str, *fields: str) -> bytes:
 
 
 async def exchanged(address: str, *pieces: bytes) -> RawAnswer:
-    """Sends pieces on a connection, until the other side reads no more, and returns what it has answered."""
+    """Sends pieces on a connection until the other side stops reading, and returns its answer."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

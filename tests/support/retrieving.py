@@ -1,4 +1,4 @@
-"""A session that retrieves, and what it hears."""
+"""A session that retrieves, and the callbacks that it gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.peers.datastore import EVERYTHING, DatastorePeer, RetrievalStream
 
 
 class Listener:
-    """Notes what a session hears."""
+    """Records a session's callbacks."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, Continuation]] = []

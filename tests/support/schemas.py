@@ -1,4 +1,4 @@
-"""JSON schemas: hand-made ones, and random ones of everything that they may have, none without an end."""
+"""JSON schemas: hand-made ones, and random ones with every feature, none of them infinite."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ HAND_MADE: list[Schema] = [
 
 
 def random_schemas(count: int, seed: int) -> list[Schema]:
-    """Returns hand-made schemas, and behind them random ones: always the same for a seed."""
+    """Returns hand-made schemas and then random ones, always the same for a seed."""
     chance = random.Random(seed)
     return [*HAND_MADE, *(_schema(chance, 3) for _ in range(count - len(HAND_MADE)))][:count]
 

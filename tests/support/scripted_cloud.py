@@ -1,4 +1,4 @@
-"""A cloud that says what a test has written down, where no real verifier could be brought to."""
+"""A cloud that follows a script: for answers that a real verifier could not be made to give."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def chunk(*token_ids: int) -> verifier_pb2.CollaborateResponse:
 
 
 def steering(method: int, num_tokens: int | None = None, **fields: int) -> verifier_pb2.CollaborateResponse:
-    """How to go on."""
+    """A new choice of method and number of tokens."""
     speculation = types_pb2.SpeculationParams(method=method, num_speculative_tokens=num_tokens)  # type: ignore[arg-type]
     return verifier_pb2.CollaborateResponse(steering=types_pb2.Steering(speculation=speculation, **fields))
 

@@ -1,4 +1,4 @@
-"""A datastore that does what a test wants, on a real gRPC server: faults that a real one cannot be made to have."""
+"""A datastore that does what a test wants, on a real gRPC server: for faults that a real one cannot be made to have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 class ScriptedDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
-    """Keeps sessions as a real one does. What it does besides is set by the test."""
+    """Keeps sessions as a real one does. The test sets everything else."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}
@@ -26,16 +26,16 @@ class ScriptedDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
         self.num_records = 0
         self.num_record_streams = 0
         self.fail_records_from: int | None = None
-        """Number of the record from which on streams fail once."""
+        """Number of the record from which on streams fail, once."""
         self.trouble = ""
-        """The reason for which no record is taken; empty = all are."""
+        """Why records are refused; empty = all are accepted."""
         self.refuses: set[str] = set()
         """Sessions whose records are INVALID_ARGUMENT."""
         self.holds_records = asyncio.Event()
         self.holds_records.set()
-        """Cleared: records are taken, but neither stored nor answered."""
+        """While cleared, records are accepted, but neither stored nor answered."""
         self.lookup_results: dict[int, pb.LookupResult] = {}
-        """By base_len; absent = nothing found."""
+        """Answers by base_len; absent = nothing found."""
         self.lookups: list[pb.LookupRequest] = []
         self.holds_lookups = asyncio.Event()
         self.holds_lookups.set()
@@ -92,8 +92,8 @@ class ScriptedDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
 
 @asynccontextmanager
 async def babbling(address: str = "127.0.0.1:0") -> AsyncIterator[tuple[str, list[str]]]:
-    """Something that answers every message to a datastore with bytes that mean nothing: its address, and the methods
-    that it was called by."""
+    """A server that answers every message to a datastore with meaningless bytes. Yields its address, and the methods
+    that were called."""
     called: list[str] = []
 
     class Handlers(grpc.GenericRpcHandler):
@@ -119,8 +119,8 @@ async def babbling(address: str = "127.0.0.1:0") -> AsyncIterator[tuple[str, lis
 async def scripted_datastore(
     address: str = "127.0.0.1:0", dialled: DatastorePeer | None = None
 ) -> AsyncIterator[tuple[ScriptedDatastore, DatastorePeer]]:
-    """A scripted datastore and a peer that dials it: `dialled`, if it does so already."""
-    servicer = ScriptedDatastore()  # type: ignore[abstract]  # what it has not is UNIMPLEMENTED
+    """A scripted datastore and a peer that dials it; if `dialled`, the peer is already connected."""
+    servicer = ScriptedDatastore()  # type: ignore[abstract]  # other methods are UNIMPLEMENTED
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)

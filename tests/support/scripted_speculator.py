@@ -1,4 +1,4 @@
-"""A speculator that does what a test wants, on a real gRPC server, and what a session of its hears."""
+"""A speculator that does what a test wants, on a real gRPC server, and a recorder of a session's callbacks."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class ScriptedSpeculator(
     speculator_pb2_grpc.SpeculatorServiceServicer,
     health_pb2_grpc.HealthServicer,  # type: ignore[misc]  # it has no types
 ):
-    """Answers the opening and every commit with a node. What it does besides is set by the test."""
+    """Answers the opening and every commit with a node. The test sets everything else."""
 
     def __init__(self) -> None:
         self.opened: list[pb.SpeculateOpen] = []
         self.commits: list[types_pb2.Commit] = []
         self.steerings: list[types_pb2.Steering] = []
         self.num_streams = 0
-        """Open ones."""
+        """Open streams."""
         self.num_checks = self.num_polls = 0
         self.callers: set[str] = set()
-        """Connections that streams came by."""
+        """Connections over which streams came."""
         self.num_bytes_heard = self.num_bytes_said = 0
         self.health = health_pb2.HealthCheckResponse.SERVING
         self.is_silent = False
-        """Takes everything, answers nothing."""
+        """True if it accepts everything and answers nothing."""
         self.refusal: grpc.StatusCode | None = None
         self.is_garbage = self.is_loading = False
         self.forward_us = 0
-        """What it says of its draft model's speed."""
+        """What it reports of its draft model's speed."""
         self.load: pb.SpeculatorLoad | None = None
-        """What it says of its load, at every occasion; None = nothing."""
+        """The load that it reports in every message; None = no report."""
         self.is_reading = False
-        """Takes sessions, and has no draft for them yet."""
+        """True if it accepts sessions, and has no draft for them yet."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         self.num_checks += 1
@@ -101,13 +101,13 @@ class ScriptedSpeculator(
             yield response
 
     def _said(self, response: pb.SessionResponse) -> pb.SessionResponse:
-        self.num_bytes_said += response.ByteSize() + 2  # with its number, below 128, which is not set yet
+        self.num_bytes_said += response.ByteSize() + 2  # +2: the session's number, below 128, not set yet
         return response
 
 
 @asynccontextmanager
 async def serving(servicer: ScriptedSpeculator, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """Its address, while it serves there."""
+    """Serves there; yields its address."""
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.Speculate,
         request_deserializer=pb.SpeculateRequest.FromString,
@@ -132,7 +132,7 @@ async def serving(servicer: ScriptedSpeculator, address: str = "127.0.0.1:0") ->
 
 
 class Listener:
-    """Notes what a session hears."""
+    """Records a session's callbacks."""
 
     def __init__(self) -> None:
         self.num_attached = self.num_detached = self.num_drafts = 0
@@ -151,7 +151,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class AModel:
-    """A target, as handshakes need it."""
+    """A target's identity, as handshakes need it."""
 
     model_id: str = "target"
     tokenizer_hash: str = "hash"

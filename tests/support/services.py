@@ -1,4 +1,4 @@
-"""Real services inside the test process: real gRPC on loopback, real models, and their insides within reach."""
+"""Real services inside the test process: real gRPC on loopback, real models, with access to their internals."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.support.waiting import until
 
 @cache
 def target_model() -> LoadedModel:
-    """The demo target. Shared: a runner keeps no state between forwards."""
+    """The demo target. Tests share it: a runner keeps no state between forwards."""
     return load_model("demo/target", dtype="float32")
 
 
 @cache
 def other_target_model() -> LoadedModel:
-    """The demo target once more, for a verifier beside another one: no two engines may share a pool."""
+    """A second copy of the demo target, for a verifier next to another one: two engines may not share a pool."""
     return load_model("demo/target", dtype="float32")
 
 
@@ -56,7 +56,7 @@ class RunningVerifier:
     server: grpc.aio.Server
 
     async def is_idle(self) -> bool:
-        """Whether no session is left anywhere, after the loop and the engine have had a moment."""
+        """True if no session is left anywhere, once the loop and the engine have had a moment."""
         return await _settles(lambda: self.servicer.num_sessions == 0 and self.engine.num_sessions == 0)
 
 
@@ -70,7 +70,7 @@ class RunningSpeculator:
     model: LoadedModel
 
     async def is_idle(self) -> bool:
-        """As `RunningVerifier.is_idle`."""
+        """See `RunningVerifier.is_idle`."""
         return await _settles(lambda: self.servicer.num_sessions == 0 and self.engine.num_sessions == 0)
 
 
@@ -83,7 +83,7 @@ class RunningEdge:
     settings: EdgeSettings
 
     async def is_idle(self) -> bool:
-        """As `RunningVerifier.is_idle`."""
+        """See `RunningVerifier.is_idle`."""
         drafter = self.service.draft_model.drafter
         return await _settles(
             lambda: self.service.servicer.num_sessions == 0 and (drafter is None or drafter.num_sessions == 0)
@@ -115,8 +115,8 @@ async def running_verifier(
     draft: LoadedModel | None = None,
     device: str = "cpu",
 ) -> AsyncIterator[RunningVerifier]:
-    """A verifier with the demo target or `model`, on a free port, and with the draft model in its process, if one is
-    given. Neither is measured, so that tests begin at once. `device` is that of both."""
+    """A verifier with the demo target or `model`, on a free port. A `draft` model runs in its process. Neither is
+    measured, so that tests begin at once. Both run on `device`."""
     settings = VerifierSettings.model_validate(
         {
             "speculator": speculator,
@@ -188,7 +188,7 @@ async def running_speculator(
 async def running_edge(
     *upstreams: str, model: LoadedModel | None = None, settings_model: str = "demo/draft", **settings: Any
 ) -> AsyncIterator[RunningEdge]:
-    """An edge with this draft model on a free port; None = one that loads for as long as the test."""
+    """An edge with this draft model on a free port; None = the model keeps loading for the whole test."""
     told = EdgeSettings(upstream=",".join(upstreams), model=settings_model, **settings)
     service = EdgeService(told, model=model)
     server = grpc.aio.server()

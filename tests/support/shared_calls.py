@@ -1,4 +1,4 @@
-"""A servicer's sessions, each of which the test wrote as a stream of its own, on the call that verifiers share."""
+"""A speculator's side of the call that verifiers share, for tests that write each session as a stream of its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import grpc
 from outrider.v1 import speculator_pb2 as pb
 
 WHOLE_CALL = (grpc.StatusCode.UNIMPLEMENTED,)
-"""Statuses with which a test ends the call of all sessions, as a server without the method does."""
+"""Statuses that end the call of all sessions if a test's session raises them, as a server without the method does."""
 
 Session = Callable[[AsyncIterator[pb.SessionRequest], Any], AsyncIterator[pb.SessionResponse | bytes]]
-"""Answers one session, whose number is set here; bytes stand for a whole message of the call."""
+"""Answers one session, whose number is added here; bytes stand for a whole message of the call."""
 
 
 class _Context:
-    """The context of a session: its end is its own."""
+    """The context of one session; aborting it ends only that session."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -42,7 +42,7 @@ class _Ended(Exception):
 async def shared(
     speculate: Session, requests: AsyncIterator[pb.SpeculateRequest], context: Any
 ) -> AsyncIterator[pb.SpeculateResponse | bytes]:
-    """Answers as `Speculate` what `speculate` says of each session."""
+    """Implements `Speculate` by calling `speculate` for each session."""
     said: asyncio.Queue[pb.SpeculateResponse | bytes | pb.SpeculateEnded | None] = asyncio.Queue()
     heard: dict[int, asyncio.Queue[pb.SessionRequest | None]] = {}
     tasks: list[asyncio.Task[None]] = []

@@ -1,4 +1,4 @@
-"""A session on a call to a speculator: its requests, and what comes of them."""
+"""A session on a call to a speculator: its requests and its responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = list(range(10, 20))
 
 
 class Session:
-    """The one session of a call of its own. Written and read like a call; its end is raised as that of one is."""
+    """The only session of its own call. Written and read like a call; its end is raised as the end of a call is."""
 
     def __init__(self, stub: Any) -> None:
         self.call = stub.Speculate()
@@ -28,7 +28,7 @@ class Session:
         await self.call.write(speculator_pb2.SpeculateRequest(sessions=requests))
 
     async def read(self) -> Any:
-        """The next response; EOF at the end of the call. Raises AioRpcError when the session or its call has ended."""
+        """The next response; EOF at the end of the call. Raises AioRpcError if the session or its call has ended."""
         while not self._read:
             if (message := await self.call.read()) is grpc.aio.EOF:
                 return message
@@ -49,7 +49,7 @@ class Session:
         return draft
 
     async def end(self) -> tuple[Code, str]:
-        """Reads to the end; returns its status."""
+        """Reads to the end; returns the status."""
         try:
             while await self.read() is not grpc.aio.EOF:
                 pass
@@ -84,7 +84,7 @@ def commit(base_len: int, token_ids: Sequence[int]) -> speculator_pb2.SessionReq
 
 
 async def refusal(stub: Any, *requests: speculator_pb2.SessionRequest) -> tuple[Code, str]:
-    """What a session ends with that sends these and then waits."""
+    """The status of a session that sends these requests and then waits."""
     session = Session(stub)
     await session.write(*requests)
     return await session.end()

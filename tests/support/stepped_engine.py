@@ -1,4 +1,4 @@
-"""A verifier's engine whose batches a test plans by hand."""
+"""A verifier's engine whose batches a test plans step by step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def stepped_engine() -> Engine:
-    """An engine whose thread has ended: the test plans in its place."""
+    """An engine whose thread has ended; the test plans instead."""
     shape = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
     runner = SimpleNamespace(pool=KVPool(shape, 64), vocab_size=1000)
     loop = SimpleNamespace(call_soon_threadsafe=lambda *call: None)

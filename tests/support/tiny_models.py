@@ -44,14 +44,14 @@ def _built(family: str) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
-            # Far from the initial values: norms of exactly one and biases of zero would hide mistakes.
+            # Far from the initial values: norms of exactly 1 and biases of 0 would hide mistakes.
             is_matrix = parameter.ndim == 2
             parameter.normal_(0.0 if is_matrix else 1.0, 0.2)
     return model
 
 
 def build(family: str) -> PreTrainedModel:
-    """A model of its own: a runner takes its model over."""
+    """A new model each time, because a runner takes its model over."""
     return copy.deepcopy(_built(family))
 
 
@@ -69,7 +69,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 def tree_visibility(trunk: int, parents: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """The ancestor mask of a tree whose node i hangs on node `parents[i]`, or on the trunk if that is -1."""
+    """The ancestor mask of a tree in which node i hangs on node `parents[i]`, or on the trunk if that is -1."""
     visible = np.zeros((len(parents), trunk + len(parents)), dtype=np.bool_)
     visible[:, :trunk] = True
     for node, parent in enumerate(parents):

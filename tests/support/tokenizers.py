@@ -15,8 +15,8 @@ WORDS = ("\u2581", "\u2581river", "\u2581stone", "river", "r", "i", "v", "e", "s
 
 
 def sentencepiece_like() -> Any:
-    """A tokenizer like Llama 2's: a space before each text, which its decoder strips, and bytes for what has no word.
-    Its template puts each message between brackets."""
+    """A tokenizer like Llama 2's: it puts a space before each text, which its decoder strips, and falls back to bytes.
+    Its template puts each message in brackets."""
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     for word in WORDS:
         vocab[word] = len(vocab)
@@ -38,5 +38,5 @@ def sentencepiece_like() -> Any:
 
 
 def model_like_llama_2() -> LoadedModel:
-    """The demo target with that tokenizer. The end token stays its own."""
+    """The demo target with that tokenizer. It keeps its own end token."""
     return replace(target_model(), tokenizer=sentencepiece_like())

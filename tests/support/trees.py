@@ -1,4 +1,4 @@
-"""Draft trees and sessions in tests: whole paths at once, and the output so far."""
+"""Helpers for draft trees and sessions in tests: whole paths at once, and the output so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_path(
 ) -> Node | None:
     """Claims a run of tokens from position `base_len` on, each with the same log-probability.
 
-    Returns the last node, or None if it does not stand.
+    Returns the last node, or None if it was not kept.
     """
     node = tree.anchor(base_len)
     for token_id in token_ids:

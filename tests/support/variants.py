@@ -1,4 +1,4 @@
-"""Ways to draft: every method, with chains and with trees, with retrieval beside it and from each source."""
+"""Ways to draft: every method, with chains and with trees, with retrieval in addition and from each source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIANTS = (
     "pearl+recycled",
     "best-first+pool,recycled,dynamic tree",
 )
-"""A method, `+retrieval` or `+` its sources if continuations are retrieved, ` tree` if its rows are."""
+"""A method, `+retrieval` or `+` its sources if continuations are retrieved, ` tree` if it verifies trees."""
 
 
 def options_of(variant: str) -> dict[str, Any]:

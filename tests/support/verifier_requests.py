@@ -1,4 +1,4 @@
-"""Requests to a verifier, good and bad ones, and what becomes of them."""
+"""Good and bad requests to a verifier, and their outcomes."""
 
 from __future__ import annotations
 
@@ -273,4 +273,4 @@ BAD_REQUESTS = {
         "resume_token_ids must be no longer than max_tokens",
     ),
 }
-"""Name -> a request that a server with neither peer refuses, the code, and words of the details."""
+"""Name -> a request that a server without peers refuses, the code, and words of the details."""

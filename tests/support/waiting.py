@@ -1,4 +1,4 @@
-"""Waiting for what the other side of a connection does, of which nothing tells."""
+"""Waiting for effects at the other end of a connection that no event announces."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 
 WAIT_S = 60.0
-"""Long, for machines that others load: what never comes fails a test by itself, and what comes late is no failure."""
+"""Long, for loaded machines: what never comes fails a test anyway, and what comes late is no failure."""
 
 
 async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> object:
-    """Returns what a condition, awaited if need be, gives as soon as that is true. Raises TimeoutError."""
+    """Returns the result of a condition, awaited if need be, once it is true. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while True:
             found = condition()
@@ -24,7 +24,7 @@ async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> o
 
 
 def until_true(condition: Callable[[], object], timeout_s: float = WAIT_S) -> object:
-    """Does what `until` does, where there is no event loop."""
+    """Does the same as `until`, without an event loop."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         if time.monotonic() > deadline:

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 
 def word_tokenizer(vocabulary: int | Mapping[str, int]) -> PreTrainedTokenizerFast:
-    """Makes a tokenizer of so many words, `end`, `w1`, `w2` and so on; or of some words by their ids. The first one
-    ends a text."""
+    """Makes a tokenizer of so many words, `end`, `w1`, `w2` and so on; or of the given words with their ids. The first
+    one ends a text."""
     if isinstance(vocabulary, int):
         vocabulary = {f"w{i}" if i else "end": i for i in range(vocabulary)}
     first = next(iter(vocabulary))

@@ -1,4 +1,4 @@
-"""Adjusted logits: those of transformers' own processors, and drawn from as their distribution says."""
+"""Adjusted logits equal those of transformers' own processors, and are drawn from as their distribution says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def logits_of(num_rows: int) -> Tensor:
 
 
 def processed_by_transformers(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The library's own processors, and the two penalties that it does not have."""
+    """The library's own processors, and the two penalties that it lacks."""
     text = torch.tensor([[*PROMPT, *OUTPUT]])
     first = LogitsProcessorList(
         [

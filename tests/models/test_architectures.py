@@ -1,5 +1,5 @@
-"""Architectures of the library, each as a tiny random model: it is served right, or refused in one line. The table of
-services/MODELS.md says which."""
+"""Architectures of the library, each as a tiny random model, are served correctly or refused in one line, as the table
+of services/MODELS.md says."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMMON: Mapping[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": 0,
 }
-"""Fields that a config has if its class knows them."""
+"""Fields that a config gets if its class knows them."""
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SHARED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
@@ -57,7 +57,7 @@ IMAGES = {
 
 
 def rope(kind: str, **fields: Any) -> dict[str, Any]:
-    """Fields of a config with such a rotary embedding."""
+    """Fields of a config with this rotary embedding."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
 
 
@@ -212,7 +212,7 @@ def config_of(name: str) -> Any:
 
 
 def build(name: str) -> PreTrainedModel:
-    """A tiny model with random weights, those of its norms and biases among them."""
+    """A tiny model with random weights, norms and biases included."""
     torch.manual_seed(1)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(name)).float().eval()  # type: ignore[no-untyped-call]
     for parameter in model.parameters():
@@ -248,7 +248,7 @@ def test_it_is_served_right_or_refused_in_one_line(name: str, rows: dict[str, st
 
 
 def load(folder: Path) -> tuple[LoadedModel | None, str, str]:
-    """Loads a model as a service does. Returns None if it is refused; and the last two cells of its row."""
+    """Loads a model as a service does. Returns it, or None if it is refused; and the last two cells of its row."""
     try:
         loaded = load_for(SpeculatorSettings(model=str(folder), dtype="float32", num_threads=1, kv_cache_tokens=4096))
     except CannotLoadModel as error:
@@ -257,7 +257,7 @@ def load(folder: Path) -> tuple[LoadedModel | None, str, str]:
 
 
 def in_pieces(loaded: LoadedModel, token_ids: list[int]) -> Tensor:
-    """The logits of a text that is read in a piece, chains and single rows, each next to a longer or a shorter one."""
+    """The logits of a text that is read in pieces, chains and single rows, each next to a longer or shorter session."""
     runner = loaded.runner
     cache, other, found, first = runner.new_cache(), runner.new_cache(), [], 0
     runner.forward([Segment(other, token_ids[: len(token_ids) // 2], 0)])

@@ -1,4 +1,4 @@
-"""Products in bfloat16 by the CPU's own instruction: right, and each row by itself."""
+"""Products in bfloat16 by the CPU's own instruction are right, and independent for each row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_product_is_that_of_exact_arithmetic_rounded(num_rows: int, num_output
     weight, bias = torch.randn(num_outputs, num_inputs).bfloat16(), torch.randn(num_outputs).bfloat16()
     x = torch.randn(num_rows, num_inputs).bfloat16()
     expected = x.double() @ weight.double().T + bias.double()
-    # Half a unit in the last place of bfloat16, and the sums' own rounding.
+    # Half a unit in the last place of bfloat16, and the rounding of the sums.
     torch.testing.assert_close(
         PanelProduct(weight, bias)(x).double(), expected, rtol=2**-8, atol=1e-5 * num_inputs**0.5
     )

@@ -1,4 +1,4 @@
-"""What the files of a model tell before anything of it is loaded."""
+"""What a model's files tell before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ADAPTER = {"base_model_name_or_path": "some/base"}
 
 
 def with_config(**fields: Any) -> dict[str, Any]:
-    """Files of a model whose config has further fields."""
+    """Files of a model whose config has additional fields."""
     return WHOLE | {"config.json": LLAMA | fields}
 
 
 def without(name: str) -> dict[str, Any]:
-    """Files of a model but for one."""
+    """Files of a model except one."""
     return {each: content for each, content in WHOLE.items() if each != name}
 
 

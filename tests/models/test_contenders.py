@@ -1,4 +1,4 @@
-"""The best perturbed scores from a few tokens' noise: the same bits as from the noise of all."""
+"""The best perturbed scores, computed from a few tokens' noise, have the same bits as from the noise of all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = ["peaky", "flat", "wide", "equal", "ties", "holes", "few", "large"]
 
 
 def row_of(kind: str, vocab_size: int, rng: np.random.Generator) -> Floats:
-    """Logits of one row, of the shapes that models give and of those that they should not."""
+    """Logits of one row, of shapes that models give and of shapes that they should not."""
     row = rng.normal(0, 1, vocab_size)
     few = rng.choice(vocab_size, min(vocab_size, 40), replace=False)
     if kind == "peaky":
@@ -90,7 +90,7 @@ def test_a_row_with_what_is_no_number_leaves_the_others_as_they_are(bad: float, 
     logits[1, 1234] = bad
     keys = np.array([row_key(5, 0)] * 3, dtype=np.uint32)
     before, itself, after = Contenders(50_000).best(logits, np.ones((3, 1), dtype=np.float32), keys, k)
-    assert itself is None or bad == np.inf  # all of it must be looked at
+    assert itself is None or bad == np.inf  # every token must be looked at
     assert before == after == best_of_all(logits[0], 1.0, 5, 0, k)
 
 
@@ -121,7 +121,7 @@ def test_a_token_far_below_the_others_wins_by_the_loudest_noise() -> None:
 
 
 def test_quiet_noise_and_the_simpler_bounds_enclose_the_noise() -> None:
-    """What decides which tokens are looked at. In between, all rise with the hash (`tests/core/test_noise.py`)."""
+    """These decide which tokens are looked at. In between, all rise with the hash (`tests/core/test_noise.py`)."""
     edge = 2**32 - NUM_LOUD_WORDS
     assert gumbel_of_words(np.array([edge - 1], dtype=np.uint32))[0] <= QUIET
     words = np.concatenate([np.arange(5000), np.linspace(5000, edge, 100_000), np.arange(edge, 2**32)]).astype(
@@ -185,7 +185,7 @@ def test_draws_and_candidates_are_those_of_all_noise_whatever_the_filters(
         assert torch.equal(tempered_and_filtered(logits, params), tempered)
     for kind_and_params, one, other in zip(rows, lazily, ranked, strict=True):
         assert [c.logprob for c in one] == [c.logprob for c in other]
-        # Which of equals are among the eight, `topk` leaves open.
+        # `topk` does not define which of several equals are among the eight.
         if kind_and_params[0] in ("peaky", "wide") and kind_and_params[1].temperature in (0.3, 0.7, 1.0):
             assert one == other
 
@@ -207,6 +207,6 @@ def test_words_are_found_that_lift_their_column_to_the_floor_and_no_much_lower_o
         heights = peaks[row, :, None] + gumbel_of_words(hashes).astype(np.float64)
         is_quiet = hashes < 2**32 - NUM_LOUD_WORDS
         assert set(ids[is_quiet & (heights >= floors[row])].tolist()) <= found.keys()
-        # A step of the table, and what -log(1 - u) is above the noise, at most that of the word 0.
+        # One step of the table, and the excess of -log(1 - u) over the noise, which is at most that of the word 0.
         bounds = peaks[row, :, None] - np.log1p(-(hashes + 0.5) * 2.0**-32)
         assert not found.keys() & set(ids[bounds < floors[row] - 1.01 / STEPS].tolist())

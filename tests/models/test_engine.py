@@ -1,4 +1,4 @@
-"""The thread under both engines, with sessions that need no model."""
+"""The thread that both engines share, with sessions that need no model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import WAIT_S
 
 
 class FakeRunner:
-    """Stands for a device. An engine that suspects it runs a forward; that fails while `is_broken`."""
+    """Stands for a device. An engine that suspects it runs a forward, which fails while `is_broken`."""
 
     def __init__(self) -> None:
         self.is_broken = False
@@ -36,7 +36,7 @@ class FakeRunner:
 
 
 class CountingEngine(EngineThread[list[int]]):
-    """A session is a list of numbers. A turn takes one number of each that has any, and fails at a negative one."""
+    """A session is a list of numbers. A turn takes one number from each that has any, and fails at a negative one."""
 
     def __init__(
         self, runner: Any, loop: asyncio.AbstractEventLoop | None = None, host: CountingEngine | None = None
@@ -72,7 +72,7 @@ class CountingEngine(EngineThread[list[int]]):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the thread between two turns: it finds everything that is posted in the body at once."""
+        """Holds the thread between two turns, so that it finds everything that the body posts at once."""
         is_held, is_released = threading.Event(), threading.Event()
 
         def hold() -> list[int]:
@@ -159,7 +159,7 @@ def test_a_step_that_fails_takes_all_sessions_with_it(engine: CountingEngine) ->
         with engine.held():
             failures = [engine.begin_with("a", 1), engine.begin_with("b", -1)]
         assert all(failed.wait(WAIT_S) for failed in failures)
-        # A later session is not concerned.
+        # A later session is not affected.
         engine.begin_with("c", 3)
         assert engine.steps.get(timeout=WAIT_S) == [3]
     assert list(engine.sessions) == ["c"]
@@ -170,7 +170,7 @@ def fail_steps(engine: CountingEngine, num_steps: int) -> None:
     for _ in range(num_steps):
         failed = engine.begin_with("a", -1)
         assert failed.wait(WAIT_S)
-    # Held between two steps, the engine has judged the last one.
+    # The engine can be held only between two steps, so it has judged the last one.
     with engine.held():
         pass
 

@@ -1,4 +1,4 @@
-"""Rows have the same bits however they are computed; and where they do not, the self-test sees it."""
+"""Rows have the same bits however they are computed. If they do not, the self-test detects it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def runner(request: pytest.FixtureRequest) -> Runner:
 
 @pytest.fixture(scope="module")
 def expected(runner: Runner) -> Tensor:
-    """The logits of every token of the text, read in one go."""
+    """The logits of every token of the text, read in one forward."""
     cache = runner.new_cache()
     logits = runner.forward([Segment(cache, TEXT, LENGTH)])
     cache.clear()
@@ -63,7 +63,7 @@ def expected(runner: Runner) -> Tensor:
 @given(data=st.data())
 def test_any_way_through_a_text_gives_the_same_bits(runner: Runner, expected: Tensor, data: st.DataObject) -> None:
     cache, beside = runner.new_cache("a"), runner.new_cache()
-    cache.find_prefix(TEXT)  # what an earlier example has published
+    cache.find_prefix(TEXT)  # published by an earlier example
     while cache.length < LENGTH:
         start = cache.length
         size = min(LENGTH - start, data.draw(st.sampled_from([1, 1, 2, 3, 5, 8, 17, 40, 70]), label="rows"))
@@ -106,7 +106,7 @@ def test_a_path_of_any_tree_has_the_bits_of_the_text(
     logits = runner.forward([Segment.of_tree(cache, [TEXT[start - 1]], nodes, num_logits=1 + len(nodes))])
     rows = [0, *(1 + nodes.index(node) for node in path[1:])]
     assert torch.equal(logits[rows], expected[start - 1 : start - 1 + len(rows)])
-    # The accepted rows move together, and are read from there.
+    # The accepted rows move together, and are read at their new place.
     cache.keep(start, [start + row - 1 for row in rows[1:]])
     after = TEXT[cache.length : cache.length + 2]
     if after:
@@ -134,7 +134,7 @@ def test_the_self_test_sees_a_product_whose_bits_depend_on_the_number_of_rows() 
 def test_the_self_test_sees_sums_that_go_by_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = a_runner("llama", torch.float32, backend=TORCH)
     runner.min_rows = 4
-    # As if the tiles of a tree were those of its slots.
+    # As if a tree were tiled by its slots.
     monkeypatch.setattr(attention.PartGroup, "_make_order", lambda self, num_columns, group: None)
     with pytest.raises(NotExact, match="trees of depth"):
         check_rows(runner)

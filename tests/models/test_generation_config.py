@@ -1,4 +1,4 @@
-"""The sampling that a model's own file asks for."""
+"""The default sampling of a model's own generation_config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models are downloaded from a hub: judged by their configs first, and what loading reads, and no more."""
+"""Downloads from a hub: the config is judged first, and only the files that loading reads are downloaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOT_NEEDED = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A tiny model as a repository holds it, and what else lies in repositories."""
+    """A tiny model as a repository holds it, and other files that lie in repositories."""
     folder = tmp_path_factory.mktemp("repository")
     tiny_models.build("llama").save_pretrained(folder)
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(tiny_models.VOCAB_SIZE)}, unk_token="w0"))
@@ -52,12 +52,12 @@ def hub(files: dict[str, bytes]) -> Iterator[Hub]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the model is to go."""
+    """Where the model is to be stored."""
     return tmp_path / "models" / "target"
 
 
 def start(hub: Hub, home: Path, *arguments: str, name: str = MODEL, **env: str) -> subprocess.Popen[str]:
-    """Starts the program, with a home of its own."""
+    """Starts the program with a home directory of its own."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
     return subprocess.Popen(
         [sys.executable, "-m", "outrider.models.hub", name, *arguments],
@@ -84,7 +84,7 @@ def fetch(hub: Hub, folder: Path, revision: str = COMMIT, **env: str) -> subproc
 
 
 def complaint(process: subprocess.CompletedProcess[str], status: int) -> str:
-    """The one line that says what is wrong."""
+    """The one line that reports the error."""
     assert process.returncode == status, process.stderr
     assert "Traceback" not in process.stderr
     line = process.stderr.strip().splitlines()[-1]

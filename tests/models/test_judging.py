@@ -1,4 +1,4 @@
-"""Chains are judged by the ratio rule: by its law, as on numbers, and together as alone."""
+"""Chains judged by the ratio rule follow its law, agree with its reference, and are judged alike together and alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def judged(
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("is_drawn", [True, False], ids=["drawn", "picked"])
 def test_a_judged_token_has_the_targets_distribution(filters: dict[str, Any], is_drawn: bool) -> None:
-    """Whatever the draft was drawn from; here with other filters than the target's, as after a truncation."""
+    """The filters of the draft do not matter; here they differ from the target's, as after a truncation."""
     target, draft = logits_of(6, rows=2), logits_of(6) * 0.6 + logits_of(7)
     draws = [DraftDraw(SamplingParams(top_k=9), word, VOCAB_SIZE) for word in words(NUM_DRAWS)]
     drafted = [row[0] for row in draft_candidates(draft.expand(NUM_DRAWS, -1), draws, 1)]
@@ -69,7 +69,7 @@ def test_a_judged_token_has_the_targets_distribution(filters: dict[str, Any], is
 
 @st.composite
 def any_chains(draw: st.DrawFn) -> list[Candidate]:
-    """What any drafter may say, true or not."""
+    """What any drafter may claim, true or not."""
     chain = []
     for _ in range(draw(st.integers(0, 5))):
         ids = draw(st.lists(st.integers(-3, VOCAB_SIZE + 5), min_size=1, max_size=6, unique=True))
@@ -154,7 +154,7 @@ def test_where_rounding_leaves_nothing_p_itself_is_drawn_from(monkeypatch: pytes
     assert [judged(logits, params, 0, [Candidate(token_id, -1.0)]) for token_id in (3, 4)] == [[3, 3], [3]]
     monkeypatch.setattr(acceptance, "first_refused", lambda *_: 0)
     assert [judged(logits, params, 0, [Candidate(token_id, -1.0)]) for token_id in (3, 4)] == [[3], [3]]
-    # Here something is left, however little.
+    # A remainder is left here, however small.
     logits[:, 5] = -40.0
     assert judged(logits, params, 0, [Candidate(3, -1.0)]) == [5]
 

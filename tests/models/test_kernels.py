@@ -1,4 +1,4 @@
-"""The kernels of a CPU compute what torch's operators do, each row by itself."""
+"""CPU kernels compute what torch's operators do, each row independently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seed() -> None:
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
-    """Compares in float32 to its rounding, and in bfloat16 to a unit in the last place."""
+    """Compares float32 to its rounding, and bfloat16 to a unit in the last place."""
     tolerance = 1e-5 if found.dtype is torch.float32 else 1 / 128
     torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=1e-5)
 
@@ -73,7 +73,7 @@ def test_a_small_product_is_one_of_matrices(dtype: torch.dtype, num_inputs: int,
 def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     values = torch.cat((torch.randn(1000), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 0.0, -0.0, 3e38, 1e-39])))
     found = torch.empty(1, len(values), dtype=torch.bfloat16)
-    # One input that is 1: the sums are the weights themselves.
+    # One input is 1, so the sums are the weights themselves.
     one, nothing = torch.ones(1, 1, dtype=torch.bfloat16), torch.zeros(len(values))
     kernels.multiply(as_array(one), as_array(values[None]), as_array(nothing), as_array(found))
     assert torch.equal(found[0], values.to(torch.bfloat16))
@@ -82,7 +82,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
 def attended(
     queries: Tensor, data: Tensor, seen: list[Tensor], dtype: torch.dtype, groups: list[int], shared: list[int]
 ) -> Tensor:
-    """Runs the kernel; a last row is nobody's, and filled with 7."""
+    """Runs the kernel; a last row belongs to no session, and is filled with 7."""
     counts = np.array([len(places) for places in seen])
     found = torch.full((len(seen) + 1, *queries.shape[1:]), 7.0, dtype=dtype)
     num_columns = int(counts.max()) + queries.shape[-1]
@@ -106,7 +106,7 @@ def attended(
 def test_rows_attend_to_the_places_that_they_are_given(dtype: torch.dtype, head_dim: int, queries_per_key: int) -> None:
     num_heads = 2
     data = torch.randn(2, num_heads, 300, head_dim)
-    data[:, :, 299] = float("nan")  # seen by nobody
+    data[:, :, 299] = float("nan")  # no row sees it
     queries = torch.randn(4, num_heads, queries_per_key, head_dim) / head_dim**0.5
     seen = [torch.randperm(299)[:count] for count in (1, 7, 64, 131)]
     found = attended(queries, data, seen, dtype, [0, 1, 4], [1, 0])
@@ -114,7 +114,7 @@ def test_rows_attend_to_the_places_that_they_are_given(dtype: torch.dtype, head_
         keys, values = data[:, :, places]
         weights = torch.softmax(queries[row] @ keys.transpose(1, 2), -1)
         assert_close(found[row], weights @ values)
-    assert (found[4] == 7).all()  # a row that is nobody's
+    assert (found[4] == 7).all()  # a row of no session
 
 
 @pytest.mark.parametrize("head_dim", [64, 20])
@@ -122,7 +122,7 @@ def test_rows_attend_to_the_places_that_they_are_given(dtype: torch.dtype, head_
 def test_rows_have_the_same_bits_whether_they_share_their_places_or_not(num_shared: int, head_dim: int) -> None:
     data, queries = torch.randn(2, 2, 300, head_dim), torch.randn(6, 2, 1, head_dim)
     places = torch.randperm(300)
-    # Rows of a tree: what they share, and then each its own.
+    # Rows of a tree: a shared part, and then one part for each row.
     seen = [torch.cat((places[:50], places[50 + 30 * row : 51 + 31 * row])) for row in range(6)]
     alone = attended(queries, data, seen, torch.float32, list(range(7)), [0] * 6)
     together = attended(queries, data, seen, torch.float32, [0, 4, 6], [num_shared, num_shared])
@@ -157,7 +157,7 @@ def test_heads_are_normed_turned_and_stored(dtype: torch.dtype, are_normed: bool
     pairs = torch.view_as_complex(turned.reshape(*turned.shape[:2], -1, 2)) * turns[position_ids][:, None]
     turned = torch.view_as_real(pairs).flatten(-2)
     assert_close(queries.flatten(1, 2), 0.25 * turned[:, :num_queries])
-    # The last row is nobody's: there is no place for it.
+    # The last row belongs to no session: there is no place for it.
     expected = torch.zeros_like(data)
     expected[0][:, places] = turned[:3, num_queries:].transpose(0, 1)
     expected[1][:, places] = heads[:3, num_queries + num_keys :].float().transpose(0, 1)

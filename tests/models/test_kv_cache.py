@@ -18,7 +18,7 @@ def a_pool(num_blocks: int = 8) -> KVPool:
 
 @torch.inference_mode()
 def write(cache: KVCache, length: int) -> None:
-    """Goes on with a chain: slot i holds the number i."""
+    """Appends a chain: slot i holds the number i."""
     cache.reserve(cache.length + length)
     slots = torch.arange(cache.length, cache.length + length)
     cache.pool.data[:, :, :, cache.places(slots.numpy())] = slots.float()[:, None]
@@ -47,7 +47,7 @@ def test_a_cache_holds_the_blocks_of_what_was_said() -> None:
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (TILE - 1, 1), (TILE, 1), (5, 3 * TILE), (0, 4 * TILE), (7, 0)])
 def test_a_run_of_slots_lies_where_each_of_them_does(first: int, count: int) -> None:
     cache = filled(4 * TILE)
-    cache._table.reverse()  # in pieces, as behind other sessions
+    cache._table.reverse()  # scattered, as after other sessions
     slots = torch.arange(first, first + count).numpy()
     assert cache.chain_places(first, count) == cache.places(slots).tolist()
 
@@ -194,8 +194,8 @@ def test_several_texts_of_one_prompt_share_its_blocks_and_each_goes_on_in_a_copy
 def test_a_cache_takes_nothing_over_that_the_other_one_does_not_hold() -> None:
     pool = a_pool()
     cache = filled(5, pool)
-    cache.join(filled(9, pool), 4)  # it holds more
-    cache.join(filled(9, pool), 10)  # the other one has lost its room, or never had it
+    cache.join(filled(9, pool), 4)  # `cache` already holds more
+    cache.join(filled(9, pool), 10)  # the other one has lost its blocks, or never had them
     assert contents(cache) == list(range(5))
 
 

@@ -194,7 +194,7 @@ def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(name: str) -> N
 
 @pytest.fixture
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub at an address where nobody listens, of which nothing is here."""
+    """A hub at an address where nobody listens; its cache is empty."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for variable in ("http_proxy", "HTTP_PROXY"):
@@ -272,7 +272,7 @@ GIB = 2**30
 
 @pytest.fixture
 def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A GPU whose memory a test sets: what is free of it, and what this process has for tensors."""
+    """A GPU whose memory a test sets: the free bytes, and the bytes that this process has for tensors."""
     memory = {"free": 78 * GIB, "total": 80 * GIB, "reserved": 0}
     monkeypatch.setattr(loading, "check_device", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (memory["free"], memory["total"]))
@@ -324,8 +324,8 @@ def test_memory_that_runs_out_while_a_model_is_loaded_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("free", "reserved", "others"),
     [
-        (79.0, 0.0, None),  # the context of this process
-        (60.0, 18.8, None),  # its other model
+        (79.0, 0.0, None),  # the CUDA context of this process
+        (60.0, 18.8, None),  # the other model of this process
         (60.0, 17.0, 3.0),
         (11.5, 0.0, 68.5),
     ],
@@ -348,16 +348,16 @@ def test_pools_of_two_models_on_a_gpu_have_room_for_as_many_tokens() -> None:
     draft_bytes, free_bytes = 112 << 10, 60 << 30
     room = room_on_gpu(shape, free_bytes, Beside(draft_bytes, 0))
     assert room == int(0.85 * free_bytes) // (shape.bytes_per_slot + draft_bytes)
-    # What the first one leaves is enough for the second by its own rule.
+    # By its own rule, the second model has enough room in what the first one leaves.
     left = free_bytes - room * shape.bytes_per_slot
     assert int(0.85 * left) // draft_bytes >= room
-    # A number that was asked for is kept free, and one that was asked for here is not cut for one that was not.
+    # Room for a number that was set is kept free. A number that was set here is not cut for one that was not.
     assert room_on_gpu(shape, free_bytes, Beside(draft_bytes, 1000)) == room_on_gpu(shape, free_bytes) - 778
     assert room_on_gpu(shape, free_bytes, Beside(draft_bytes, 0), num_chosen=5) == room_on_gpu(shape, free_bytes)
 
 
 def spoil(folder: Path, copy: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    """A copy of a model with other tensors."""
+    """A copy of a model with changed tensors."""
     shutil.copytree(folder, copy)
     tensors = load_file(copy / "model.safetensors")
     change(tensors)

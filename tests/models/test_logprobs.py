@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens that a device draws, asked for together with the draws."""
+"""Log-probabilities of tokens that a device draws, requested together with the draws."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_token_that_the_host_has_drawn_has_none_yet() -> None:
 def test_a_rank_is_the_place_among_all_and_the_best_come_first(num_top: int) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0]])
     (found,) = token_logprobs(logits, [2], num_top, LogprobsMode.RAW_LOGITS)
-    # Of equals the lower id comes first.
+    # The lower id comes first among equals.
     assert found == TokenLogprobs(1.0, 3, ((1, 2.0), (3, 2.0), (2, 1.0))[:num_top])
 
 

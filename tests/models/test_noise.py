@@ -1,4 +1,4 @@
-"""Noise of whole rows: the same bits in torch and numpy, and from what is kept."""
+"""Noise of whole rows: the same bits in torch and numpy, and from a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a tree: each node sees the committed tokens, its ancestors and itself, whatever stands beside it."""
+"""Rows of a tree: each node sees the committed tokens, its ancestors and itself, whatever runs next to it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rows_of_a_subtree_have_the_logits_of_their_own_paths(
     for node, row in zip([tree.root, *chosen], logits, strict=True):
         alone = runner.forward([Segment(runner.new_cache(), path_of(tree, node), 1)])[0]
         torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
-    # The path that is kept must be as good as if it had been computed alone.
+    # The kept path must have the keys and values that it would have had alone.
     kept = chosen[data.draw(st.integers(0, len(chosen) - 1))] if chosen else tree.root
     rows: list[int] = []
     node = kept

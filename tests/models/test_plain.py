@@ -1,4 +1,4 @@
-"""Models that run as the library has them: with all that it does around its head, and whatever runs next to a text."""
+"""Models that run as the library has them: with everything that it does around its head, whatever runs next to it."""
 
 from __future__ import annotations
 

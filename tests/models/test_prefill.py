@@ -1,4 +1,4 @@
-"""Prompts share the rows of steps: nobody starves, and nobody reads in crumbs."""
+"""Prompts share the rows of steps: no session starves, and none reads in tiny pieces."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_every_prompt_is_read_within_the_budget_and_in_turns(budget: int, length
         assert sum(shares.values()) <= budget
         assert len(shares) <= at_once
         for reader, num_rows in shares.items():
-            # No crumbs: only the rest of a prompt is shorter.
+            # No tiny pieces: only the rest of a prompt is shorter.
             assert num_rows == left[reader] or num_rows >= min(MIN_PREFILL_ROWS, budget)
             left[reader] -= num_rows
         for reader, count in left.items():
             waited[reader] = 0 if reader in shares or not count else waited[reader] + 1
-            # All others that were there have read once by then.
+            # By then, all others that were there have read once.
             assert waited[reader] <= -(-len(lengths) // at_once)
     assert not any(left.values())
 

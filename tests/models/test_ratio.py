@@ -1,4 +1,4 @@
-"""Drafts have the distribution that their rows say, and rounds of a forward keep their own tokens."""
+"""Drafts have the distribution that their rows claim, and rounds of a forward keep their own tokens."""
 
 from __future__ import annotations
 

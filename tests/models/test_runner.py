@@ -92,7 +92,7 @@ def test_a_tree_row_equals_its_path_alone(family_and_runner: tuple[str, Runner])
 
 
 def test_a_tree_grows_level_by_level(family_and_runner: tuple[str, Runner]) -> None:
-    """What a draft does: the second level is a forward of its own, behind the slots of the first."""
+    """What a draft model does: the second level is a separate forward, after the slots of the first."""
     family, runner = family_and_runner
     trunk, nodes = text(20), text(8, seed=5)
     cache = runner.new_cache()
@@ -131,7 +131,7 @@ def test_positions_beyond_the_first_rotary_table_are_right() -> None:
     ids = text(12)
     positions = [5000 + i for i in range(12)]
     logits = runner.forward([Segment(runner.new_cache(), ids, 12, positions)])
-    # The rotary embedding is relative, so the far text reads as the near one, but for rounding.
+    # The rotary embedding is relative, so the far text has the near one's logits, except for rounding.
     torch.testing.assert_close(logits, reference_logits(family, ids), rtol=2e-2, atol=2e-2)
 
 
@@ -189,7 +189,7 @@ def test_a_sliding_window_limits_the_context() -> None:
         "beyond 64 tokens its attention is a sliding window",
     )
     assert context_of(MistralConfig(sliding_window=None, **sizes)) == (512, "")
-    # Qwen2 states a window and does not use it unless its layers say so.
+    # Qwen2 states a window and uses it only if its layers say so.
     assert context_of(CONFIGS["qwen2"]) == (512, "")
 
 

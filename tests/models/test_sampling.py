@@ -1,4 +1,4 @@
-"""Draws: exact in distribution, and the same whatever they are batched with."""
+"""Draws have exactly the target's distribution, and do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_draws_follow_the_exact_distribution(filters: dict[str, Any]) -> None:
 
 
 def allowed_tokens(logits: list[float], **filters: Any) -> set[int]:
-    """Which tokens come up in many draws."""
+    """The distinct tokens of many draws."""
     params = [SamplingParams(seed=seed, **filters) for seed in range(3000)]
     return set(Sampler().draw(torch.tensor([logits] * 3000), params, [0] * 3000))
 

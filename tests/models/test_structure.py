@@ -46,7 +46,7 @@ def tokens(text: str) -> list[int]:
 
 
 def allows(structure: Structure, text: str) -> bool:
-    """Whether a text is allowed as a whole."""
+    """True if a text is allowed as a whole."""
     matcher = grammars().matcher(structure)
     return all(matcher.consume(token_id) for token_id in tokens(text)) and (
         matcher.is_over or matcher.consume(target_model().eos_token_ids[0])
@@ -104,7 +104,7 @@ def test_a_text_may_not_end_before_that_behind_which_its_structure_begins() -> N
 
 
 def test_a_marker_that_begins_within_a_token_and_ends_within_another_is_found() -> None:
-    # One token holds the marker's end and what comes behind it.
+    # One token holds the marker's end and the text after it.
     structure = replace(DIGITS, begins_after="re")
     matcher, token_id = grammars().matcher(structure), tokens("return")
     assert len(token_id) == 1
@@ -117,7 +117,7 @@ def test_a_marker_that_is_an_added_token_is_that_token() -> None:
     tokenizer.add_tokens(["</think>", "<tool>"])
     end, tool = tokenizer.convert_tokens_to_ids(["</think>", "<tool>"])
     matcher = Grammars(tokenizer, len(tokenizer), target_model().eos_token_ids).matcher(DIGITS)
-    # Other added tokens are part of the thoughts, and so is the marker's text in other tokens.
+    # Other added tokens belong to the thoughts, and so does the marker's text in other tokens.
     thoughts = [*tokens("call a"), tool, tool, *tokens("and </think>12")]
     assert all(matcher.consume(token_id) for token_id in [*thoughts, end])
     assert matcher.num_allowed(tokens("12")) == len(tokens("12"))
@@ -241,7 +241,7 @@ def test_a_bomb_is_served_or_refused_within_seconds(name: str) -> None:
             if matcher.is_over or not matcher.consume(token_id):
                 break
     except (BadStructure, StructureBroken):
-        pass  # refused: that is what limits are for
+        pass  # refused, as the limits require
     assert time.process_time() - started < 10
 
 
@@ -252,7 +252,7 @@ def test_only_allowed_tokens_are_drawn_and_padding_never() -> None:
     allowed = (rows[1] > -torch.inf).nonzero()[:, 0].tolist()
     assert {target_model().tokenizer.decode([token_id]) for token_id in allowed} <= {"y", "ye", "yes", "n", "no"}
     assert not rows[0].any(), "of one row"
-    # Others have forbidden all of them: the grammar leaves no choice.
+    # Other filters have forbidden all of them, so the grammar alone decides.
     rows[0, allowed] = -torch.inf
     drawn = {draw_allowed(Sampler(), rows[:1], matcher, SamplingParams(seed=seed), 0) for seed in range(40)}
     assert drawn == set(allowed)
@@ -315,7 +315,7 @@ def test_where_no_draw_counts_before_the_mask_only_rows_that_are_reached_are_dra
     matcher = grammars().matcher(STRUCTURES["nearly all"])
     first = draw_allowed(Sampler(), logits[:1], matcher, params, 5)
     tree = DraftTree((1,), target_model().vocab_size)
-    # The first drafted token is right, the others are behind one that is not.
+    # The first drafted token is right; the others follow a wrong one.
     add_path(tree, 1, [first, 7, 7], -1.0, Source.DRAFT)
     nodes = tree.best_chain(3)
     round_ = Round(params, [5, 6, 7, 8], nodes=nodes, structured=StructuredText(matcher, tree))

@@ -27,7 +27,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 
 def rendered(template: str | None, *messages: dict[str, Any], **fields: Any) -> str:
-    """What the token ids of a chat say."""
+    """The text of a chat's token ids."""
     codec = TextCodec(with_template(template))
     return codec.decode(codec.encode_chat(Chat(messages=messages, **fields)), skip_special_tokens=False)
 

@@ -1,4 +1,4 @@
-"""Text that is decoded as its tokens come: the whole decoder's, for every kind of tokenizer and any tokens."""
+"""Text that is decoded as tokens come equals the whole decoder's, for every kind of tokenizer and any tokens."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from outrider.verifier.stop_text import StopText
 
 WORDS = ["\u2581", "\u2581river", "river", "s", ".", "\u2581\u2581", "日", "\ufffd", "\u2581don", "'t", "##ing"]
 TELLING = [0x0A, 0x41, 0x97, 0xA5, 0xE6]
-"""Bytes that runs have often: a line break, a letter, and those of 日."""
+"""Bytes that are frequent in runs: a line break, a letter, and those of 日."""
 BYTES = [f"<0x{byte:02X}>" for byte in dict.fromkeys([*TELLING, *range(256)])]
 NO_TOKEN = 2**20
-"""An id that no tokenizer here has: a prompt of it has no text."""
+"""An id that no tokenizer here has, so a prompt of it has no text."""
 HOLES = 3
-"""Ids behind the tokenizer's last one, as a model's padding has them."""
+"""Ids after the tokenizer's last one, like those that pad a model's vocabulary."""
 
 
 def byte_fallback() -> Tokenizer:
-    """Like Llama 2's: bytes for what has no word, and the decoder strips one space."""
+    """Like Llama 2's: it falls back to bytes, and the decoder strips one space."""
     tokenizer = Tokenizer(models.BPE(_ids(WORDS + BYTES), [], unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     strip = decoders.Strip(" ", 1, 0)
@@ -54,14 +54,14 @@ def byte_level() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """Like BERT's: pieces that are joined, and spaces before all others, some of which are cleaned up."""
+    """Like BERT's: pieces are joined, others are preceded by a space, and some spaces are cleaned up."""
     tokenizer = Tokenizer(models.WordPiece(_ids(["river", "##s", "##ing", ".", "'t", "do", "日"]), unk_token="<unk>"))
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
 
 
 def suffixed() -> Tokenizer:
-    """Like the first GPT's: the ends of words are marked."""
+    """Like the first GPT's: it marks the ends of words."""
     tokenizer = Tokenizer(models.BPE(_ids(["river", "s</w>", "a</w>", "日</w>"]), [], unk_token="<unk>"))
     tokenizer.decoder = decoders.BPEDecoder()
     return tokenizer
@@ -103,7 +103,7 @@ def test_pieces_are_the_text_of_the_whole(kind: str, run: list[int], skips: bool
     for begin, stop in pairwise(bounds):
         text += stream.step(tokens[begin:stop])
         assert stream.num_characters == len(text)
-        # Where tokens end is told once, and does not go back.
+        # The end of a token is told once, and never moves back.
         assert end <= (end := len(text) + len(stream.outlook))
     assert text + stream.finish() == TOKENIZERS[kind].decode(tokens, skip_special_tokens=skips)
 
@@ -146,7 +146,7 @@ def test_a_stop_string_that_may_not_count_yet_is_passed_over_though_its_bytes_ar
 def test_bytes_that_never_form_a_character_are_decoded_in_linear_time(kind: str) -> None:
     token = {"byte_level": "æ", "byte_fallback": "<0xE6>"}[kind]
     stop_text = StopText(_spec(stop=("q",)), CODECS[kind])
-    # Decoded from the first of them at every token, these would take minutes.
+    # Decoding all of them again at every token would take minutes.
     assert stop_text.take(_named(kind, token) * 20_000) is None
     assert stop_text.take_text() + stop_text.finish() == "\ufffd" * 20_000
 
@@ -168,7 +168,7 @@ def test_what_follows_other_tokens_is_what_the_whole_decoder_adds_to_their_text(
         assert stream.num_characters == len(text)
     text += stream.finish()
     of_prompt, whole = (TOKENIZERS[kind].decode(each, skip_special_tokens=skips) for each in (prompt, prompt + tokens))
-    # Where bytes of the prompt and of what follows form, or break, a character together, neither has a text of its own.
+    # If bytes of the prompt and of the output form, or break, a character together, neither has a text of its own.
     if whole.startswith(of_prompt) and not of_prompt.endswith("\ufffd"):
         assert of_prompt + text == whole
 

@@ -1,4 +1,4 @@
-"""A model loads in a thread of its own, which ends, in the context of its caller."""
+"""A model loads in its own thread, which ends, and in the context of its caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a forward is that of the device, also where the host is told of its end before it comes."""
+"""The time of a forward is the device's, even if the host learns of the forward's end before it comes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.tiny_models import build
 
 
 class Device:
-    """Works through what it is asked for in order, long after the host has asked."""
+    """Executes its work in order, long after the host has queued it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -36,7 +36,7 @@ class Device:
 
 
 class Event:
-    """As `torch.cuda.Event`: it happens when the device comes to it."""
+    """Like `torch.cuda.Event`: it is recorded when the device reaches it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -101,7 +101,7 @@ def test_a_cpu_needs_no_more_than_the_hosts_clock() -> None:
 def test_forwards_that_are_filled_up_are_measured_by_what_they_are_filled_up_to() -> None:
     runner = EAGER_TWIN.make_runner(build("llama"), is_exact=False, num_blocks=16)
     context = runner.max_context_len - 100
-    # Behind that context the bucket of 128 is reached with 100 rows, and none of 256 is.
+    # After that context, 100 rows fill the bucket of 128, and the bucket of 256 is out of reach.
     times_ms = measure_buckets(runner, 1000, context, num_repeats=1)
     assert list(times_ms) == [16, 32, 64, 128]
     assert min(times_ms.values()) > 0
@@ -111,7 +111,7 @@ def test_forwards_that_are_filled_up_are_measured_by_what_they_are_filled_up_to(
 
 def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CPU.make_runner(build("llama"))
-    assert measure_products(runner, [1, 2]) == {}  # all of them are small
+    assert measure_products(runner, [1, 2]) == {}  # all products are small
     monkeypatch.setattr(fusion, "MIN_LARGE_ENTRIES", 0)
     assert len(runner.large_products()) == 4 * runner.cache_shape.num_layers
     times_ms = measure_products(runner, [1, 2], num_repeats=1)
@@ -125,6 +125,6 @@ def test_what_contexts_add_is_measured_where_there_is_room_for_long_ones() -> No
     expected = runner.forward([Segment(runner.new_cache(), ids, 1)])
     times = measure_attention(runner, 200, num_repeats=1)
     assert times.slot_ms >= 0 <= times.row_slot_ms
-    # What was written for it is nobody's.
+    # The slots that it wrote belong to no session.
     assert torch.equal(runner.forward([Segment(runner.new_cache(), ids, 1)]), expected)
     assert measure_attention(small, 200) == AttentionTimes()

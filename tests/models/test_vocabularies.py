@@ -48,7 +48,7 @@ def test_tokens_without_rows_are_no_part_of_the_vocabulary_and_told_of(tmp_path:
     codec = TextCodec(loaded.tokenizer)
     prompt = verifier_pb2.Prompt(text="w3 w4")
     assert prompt_token_ids(prompt, loaded, codec) == (3, 4)
-    # Grammars spell what the tokenizer has, and allow what the model has.
+    # Grammars spell with the tokenizer's tokens, and allow the model's.
     mask = Grammars(loaded.tokenizer, 20, (0,)).matcher(Structure(StructureKind.REGEX, "(w|n).*")).mask()
     assert len(mask) == 20
     for wrong in (

@@ -1,4 +1,4 @@
-"""Kernels compiled for a GPU that is not there, and what the compiler says of them."""
+"""Kernels compiled for a GPU that this machine lacks, and what the compiler reports of them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ TARGETS = (80, 90, 100)
 """Compute capabilities, times ten: A100, H100 and H200, B200."""
 
 SPILL = re.compile(r"\b(?:STL|LDL)\b")
-"""Instructions that write and read what does not fit into registers."""
+"""Instructions that write and read spilled registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Holds what is known of a compiled kernel."""
+    """What is known of a compiled kernel."""
 
     ptx: str
     num_registers: int
-    """Registers of a thread."""
+    """Registers per thread."""
     num_spilled: int
-    """Bytes of a thread that did not fit into registers."""
+    """Spilled bytes per thread."""
     num_shared: int
-    """Bytes of shared memory of a program."""
+    """Bytes of shared memory per program."""
     is_spilled_by_products: bool
-    """True if what did not fit into registers is read or written anywhere between the first product and the last."""
+    """True if spilled values are read or written anywhere between the first product and the last."""
 
 
 def compiled(
@@ -45,12 +45,12 @@ def compiled(
     """Compiles a kernel.
 
     Args:
-        kernel: It.
-        pointers: Types of what its pointers point to: {"out": "bf16"}. They are as aligned as torch makes them.
-        scalars: Types of its other arguments. Whole numbers are multiples of 16, as strides are.
-        constants: Values of those that are constants.
-        capability: That of the GPU, times ten.
-        odd: Whole numbers that are multiples of nothing.
+        kernel: The kernel.
+        pointers: Types of the pointers' targets: {"out": "bf16"}. They are aligned as torch aligns them.
+        scalars: Types of the other arguments. Integers are multiples of 16, as strides are.
+        constants: Values of the constants.
+        capability: The GPU's compute capability, times ten.
+        odd: Integers that need not be multiples of 16.
         options: `num_warps` and `num_stages`.
     """
     import triton
@@ -72,7 +72,7 @@ def compiled(
         code = _cuobjdump("-sass", file.name)
     assert "Function" in code
     numbers = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    # A stack without any access to it is no spill.
+    # A stack that is never accessed is no spill.
     num_spilled = max(numbers["STACK"], numbers["LOCAL"], 1) if SPILL.search(code) else 0
     products = [match.start() for match in re.finditer(r"\b(?:HMMA|HGMMA|UTCHMMA)\b", code)]
     is_spilled = bool(products and SPILL.search(code[products[0] : products[-1]]))
@@ -82,14 +82,15 @@ def compiled(
 def begins_early(ptx: str, num_reads: int = 0) -> bool:
     """True if a kernel lets the next one begin, and writes nothing before it has waited for the one before it.
 
-    It reads so many times before that, as it may read what nobody writes. From which pointers is not looked at.
+    Before that it reads exactly `num_reads` times, which it may do where no kernel writes. From which pointers it
+    reads is not checked.
     """
     if "griddepcontrol" not in ptx:
         return False
     before, after = ptx.split("griddepcontrol.wait", 1)
     assert "griddepcontrol.launch_dependents" in before
     assert "griddepcontrol" not in after
-    # Copies are of what others write, too.
+    # Asynchronous copies would read what other kernels write, too.
     assert not re.search(r"\b(?:st\.global|atom\.|red\.|cp\.async)", before)
     assert len(re.findall(r"\bld\.global", before)) == num_reads
     return True

@@ -1,4 +1,4 @@
-"""Kernels of a GPU are tested by `make kernels` alone: it installs triton, and says whether it is to interpret them."""
+"""Tests of GPU kernels run only under `make kernels`, which installs Triton and says if it is to interpret them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 MODES = {"compile": "0", "interpret": "1"}
-"""Mark -> the value of TRITON_INTERPRET with which tests of it run. Triton reads it when it is imported."""
+"""Mark -> the value of TRITON_INTERPRET with which its tests run. Triton reads it when it is imported."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _arithmetic_of_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes Triton's interpreter multiply and round as a GPU does.
 
-    Its own products are numpy's: their bits depend on a row's place, and they take bfloat16 for whole numbers. And it
-    cuts what it converts to bfloat16.
+    Its own products are numpy's: their bits depend on a row's place, and they take bfloat16 for integers. It also
+    truncates where it converts to bfloat16.
     """
     if not request.node.get_closest_marker("interpret"):
         return
@@ -38,7 +38,7 @@ def _arithmetic_of_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     def create_dot(_builder: Any, a: Any, b: Any, sums: Any, _precision: Any, _max_num_imprecise: Any) -> Any:
         left, right = _widened(a.data), _widened(b.data)
         found = sums.data.copy()
-        # One by one, and so for every row alike.
+        # Input by input, so that every row is computed alike.
         for k in range(left.shape[-1]):
             found += left[..., k, None] * right[..., k, None, :]
         return interpreter.TensorHandle(found, sums.dtype.scalar)

@@ -1,4 +1,4 @@
-"""What the rows of a forward see, as tensors for the kernels of a GPU, made from segments."""
+"""What the rows of a forward see, as tensors for a GPU's kernels, made from segments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.models.packing import Segment
 def paths_of(segments: Sequence[Segment], queries_per_key: int) -> SimpleNamespace:
     """Returns the tensors of `outrider.models.cuda.attention.Paths`, and `places`. The caches must have their blocks.
 
-    Of two nodes as deep, the first one's path comes first.
+    Among nodes of the same depth, the first one's path comes first.
     """
     max_rows = tile_of(queries_per_key) // queries_per_key
     tables: list[int] = []
@@ -49,7 +49,7 @@ def paths_of(segments: Sequence[Segment], queries_per_key: int) -> SimpleNamespa
                 row_list += [first_row + row for row in some]
     work = [(number, split) for number, tile in enumerate(tiles) for split in range(-(-tile[5] // SPLIT))]
     first_results = [sum(tiles[tile][1] for tile, _ in work if tile < number) for number in range(len(tiles))]
-    # Behind the work stands what must not be read.
+    # After the work comes what must not be read.
     given = {
         "positions": positions,
         "places": places,

@@ -1,4 +1,4 @@
-"""Attention of a GPU, interpreted: equal to the CPU's, and bit by bit the same whatever stands beside a row."""
+"""Attention on a GPU, interpreted: equal to the CPU's, and bit by bit the same whatever runs next to a row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytest.importorskip("triton")
 
 from outrider.models.cuda.attention import Scratch, attend, check_shape
 
-# Lanes that are no row's divide 0 by 0, and keep nothing of it.
+# Lanes without a row divide 0 by 0; their results are not stored.
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")]
 
 SCALE = 0.3
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 def pool_of(num_heads: int, head_dim: int, num_blocks: int = 40, block_size: int = 64) -> KVPool:
     pool = KVPool(CacheShape(1, num_heads, head_dim, torch.float32, CPU), num_blocks, block_size)
-    pool.data.fill_(float("nan"))  # what nobody wrote is not to be read
+    pool.data.fill_(float("nan"))  # unwritten slots must not be read
     return pool
 
 
@@ -59,14 +59,14 @@ def rows_of(pool: KVPool, group: int, num_rows: int, seed: int = 1) -> tuple[Ten
 
 
 def run(segments: Sequence[Segment], queries: Tensor, keys_values: Tensor, *, num_programs: int = 3) -> Tensor:
-    """Puts keys and values into the pool, and attends by the kernel. The rows are appended to the caches."""
+    """Puts keys and values into the pool, and attends with the kernel. The rows are appended to the caches."""
     pool = segments[0].cache.pool
     group = queries.shape[1] // pool.shape.num_heads
     plan = Plan(segments, group)
     paths = paths_of(segments, group)
     pool.data[0].index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
     scratch = scratch_of(paths, group, pool, num_programs)
-    for _ in range(2):  # the second launch finds the counters as the first one left them, and nothing else
+    for _ in range(2):  # the second launch may find only the counters, as the first one left them
         out = torch.full((len(queries), queries[0].numel()), float("nan"))
         poison(scratch)
         attend(queries, pool.data[0], paths, pool.block_size, SCALE, out, scratch)
@@ -76,7 +76,7 @@ def run(segments: Sequence[Segment], queries: Tensor, keys_values: Tensor, *, nu
 
 
 def scratch_of(paths: Any, group: int, pool: KVPool, num_programs: int) -> Scratch:
-    """Room for the results of splits, and for no more."""
+    """Room for exactly the results of the splits."""
     shape, tiles = pool.shape, paths.work[: int(paths.num_work[0]), 0]
     num_rows = int(paths.tiles[tiles.long(), 1].sum())
     made = Scratch.make(num_rows * group * shape.num_heads, len(paths.tiles) * shape.num_heads, shape.head_dim, CPU)
@@ -91,7 +91,7 @@ def poison(scratch: Scratch) -> None:
 
 
 def expected(segments: Sequence[Segment], queries: Tensor, keys_values: Tensor) -> Tensor:
-    """The same by the CPU, whose pool may hold no NaN."""
+    """The same on the CPU, whose pool may hold no NaN."""
     group = queries.shape[1] // segments[0].cache.pool.shape.num_heads
     plan = Plan(segments, group)
     found = plan.attend(0, queries, keys_values, SCALE)
@@ -122,7 +122,7 @@ def test_blocks_of_several_tiles_are_read_where_they_lie() -> None:
     pool = pool_of(2, 32, 6, block_size=128)
     queries, keys_values = rows_of(pool, 4, 2)
     other = pool.new_cache()
-    other.reserve(130)  # so that the blocks do not begin with the pool's first
+    other.reserve(130)  # so that the blocks are not the first ones of the pool
     found = run([Segment(cache_of(pool, 300, room=2), [1, 2], 1)], queries, keys_values)
     plain = pool_of(2, 32)
     known = expected([Segment(cache_of(plain, 300, room=2), [1, 2], 1)], queries, keys_values)
@@ -188,7 +188,7 @@ def test_a_tree_equals_the_cpus_and_goes_on_from_its_nodes() -> None:
         _, nodes = tree_of(130, [*parents, 3, 4])
         slots = {node: 130 + index for index, node in enumerate(nodes[:5])}
         first = way([Segment.of_tree(cache, [], nodes[:5], num_logits=5)], *rows_of(pool, 2, 5))
-        # Two more nodes, whose ancestors stand in the cache.
+        # Two more nodes, whose ancestors are in the cache.
         later = Segment.of_tree(cache, [], nodes[5:], slots, num_logits=2)
         results.append(torch.cat((first, way([later], *rows_of(pool, 2, 2, seed=5)))))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)

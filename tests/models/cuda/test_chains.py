@@ -1,4 +1,4 @@
-"""Kernels judge chains as the rule in torch does: whatever the filters, the claims and the logits."""
+"""Kernels judge chains as torch's version of the rule does, for all filters, claims and logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from outrider.models.cuda import chains, device_chains, draws
 from outrider.models.cuda.device_chains import launch
 
-# Of rows that are no finite numbers kernels compute on, and keep nothing of it.
+# Kernels also compute rows that are not finite; their results are not stored.
 pytestmark = [
     pytest.mark.interpret,
     pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning"),
@@ -39,7 +39,7 @@ EXTREMES: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has several stretches, of several blocks, in a small vocabulary."""
+    """Splits a small vocabulary into several stretches of several blocks."""
     monkeypatch.setattr(draws, "OFFERING", {"BLOCK": 256, "NUM_BLOCKS": 1, "num_warps": 4})
     monkeypatch.setattr(draws, "SETTLING", {"BLOCK": 256, "WIDTH": 128, "NUM_STAGES": 3, "num_warps": 4})
     monkeypatch.setattr(chains, "WEIGHING", {"BLOCK": 256, "CLAIMS": 16, "NUM_STAGES": 3, "num_warps": 4})
@@ -56,7 +56,7 @@ def test_kernels_keep_and_draw_what_torch_does(filters: list[dict[str, Any]], is
 
 
 def test_a_large_vocabulary_is_judged_as_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The interpreter's time is that of steps, not of tokens.
+    # The interpreter's time depends on the number of steps, not of tokens.
     monkeypatch.setattr(draws, "OFFERING", {"BLOCK": 8192, "NUM_BLOCKS": 2, "num_warps": 4})
     monkeypatch.setattr(draws, "SETTLING", {"BLOCK": 32_768, "WIDTH": 32_768, "NUM_STAGES": 3, "num_warps": 4})
     monkeypatch.setattr(chains, "WEIGHING", {"BLOCK": 65_536, "CLAIMS": 64, "NUM_STAGES": 3, "num_warps": 4})
@@ -71,7 +71,7 @@ def test_a_large_vocabulary_is_judged_as_a_small_one(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def keeps_what_filters_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has chains keep each token with any probability."""
+    """Makes chains keep each token with any probability."""
     monkeypatch.setattr(device_chains, "refusal_bound", lambda *_: 1e-30)
 
 
@@ -80,7 +80,7 @@ def test_sums_that_float32_cannot_tell_from_what_top_p_needs_are_told_apart() ->
     logits, count = logits_of(7, 6, 300), 100
     shares, order = (logits - logits.amax(-1, keepdim=True)).double().exp().sort(-1, descending=True)
     before = (shares[:, :count].sum(-1) / shares.sum(-1)).tolist()
-    # The tokens before this one have what is needed, or just not.
+    # The tokens before this one just reach top_p, or just miss it.
     of_round = [
         Chain([Candidate(int(order[row, count]), -1.0)], row, SamplingParams(seed=1, top_p=before[row] + more), 0)
         for row in range(5)
@@ -92,7 +92,7 @@ def test_sums_that_float32_cannot_tell_from_what_top_p_needs_are_told_apart() ->
 @pytest.mark.usefixtures("keeps_what_filters_keep")
 @pytest.mark.parametrize("filters", [{"top_p": 0.25}, {"top_k": 64}, {"top_k": 128, "top_p": 0.5}], ids=str)
 def test_of_equals_at_the_end_of_a_filter_the_lower_ids_are_kept(filters: dict[str, Any]) -> None:
-    # Of 256 tokens with the same share, the first 64 have just a quarter.
+    # The first 64 of 256 tokens with the same share have exactly a quarter.
     logits = torch.zeros(2, 300)
     logits[:, 256:] = -math.inf
     chains_of_one = [Chain([Candidate(token_id, -1.0)], 0, SamplingParams(**filters), 0) for token_id in (63, 64)]
@@ -103,12 +103,12 @@ def test_where_rounding_leaves_nothing_p_itself_is_drawn_from(monkeypatch: pytes
     monkeypatch.setattr(device_chains, "refusal_bound", lambda *_: 1.0)
     logits = torch.full((4, 300), -1e4)
     logits[:, 3] = 0.0
-    # Here something is left, however little.
+    # These rows leave a remainder, however small.
     logits[2:, 5] = -40.0
     claims = SparseRow([3, 5], [4095, 1])
     drafts = [Candidate(3, -1.0), Candidate(3, -1.0, claims)]
     of_round = [Chain([each], row, SamplingParams(seed=1), 0) for row in (0, 2) for each in drafts]
-    # Of the last chain q has more than p of both tokens.
+    # In the last chain, q exceeds p for both tokens.
     assert launch(logits, of_round)() == [[3], [3], [5], [3]]
 
 

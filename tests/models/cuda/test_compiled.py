@@ -1,4 +1,4 @@
-"""Kernels of a GPU compile for all GPUs that they are meant for, with the shapes of Qwen3-8B and Qwen3-0.6B."""
+"""Kernels compile for all GPUs that are supported, with the shapes of Qwen3-8B and Qwen3-0.6B."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.compile
 
 HIDDEN, INNER, NUM_QUERIES, NUM_KEYS, HEAD_DIM = 4096, 12288, 32, 8, 128
 MOST_SHARED = 99 * 1024
-"""Of a program of a smaller GPU, as those of compute capability 8.9 are."""
+"""Shared memory of a program on a smaller GPU, such as one of compute capability 8.9."""
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -28,7 +28,7 @@ def of_type(type_: str, *names: str) -> dict[str, str]:
 
 
 def is_early(capability: int) -> bool:
-    """True for GPUs whose kernels begin while others end."""
+    """True for GPUs that can start a kernel while the one before it ends."""
     return capability >= 10 * CAPABILITY
 
 
@@ -63,11 +63,11 @@ def test_attention_runs_on_the_units_for_products_and_in_registers(capability: i
     assert found.num_registers <= 168
     # A tile of 16 lanes fills it.
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in found.ptx
-    # Keys and values are copied while others are computed with.
+    # Keys and values are copied while others are used in products.
     assert "cp.async" in found.ptx
-    # It looks up how much there is to do.
+    # It looks up how much work there is.
     assert begins_early(found.ptx, num_reads=1) == is_early(capability)
-    # What a program wrote is seen by the last one of its tile.
+    # The last program of a tile sees what the others wrote.
     assert "atom.global.gpu.acq_rel.add.u32" in found.ptx
 
 
@@ -103,7 +103,7 @@ def test_a_norm_stays_in_registers(capability: int, type_: str, num_parts: int) 
     assert found.num_spilled == 0
     assert found.num_shared < 16_384
     assert "ld.global.v4.b32" in found.ptx, "reads are 16 bytes wide"
-    # Of 256 threads each reads its 16 weights.
+    # Each of 256 threads reads its 16 weights.
     assert begins_early(found.ptx, num_reads=SIZES[type_] * 16 // 16) == is_early(capability)
 
 
@@ -144,7 +144,7 @@ def test_heads_stay_in_registers(capability: int, has_norms: bool) -> None:
     )
     assert found.num_spilled == 0
     assert found.num_shared < 8192
-    # A position and how it turns, a place, weights.
+    # A position and its rotation, a place, weights.
     assert begins_early(found.ptx, num_reads=3 + has_norms) == is_early(capability)
 
 
@@ -206,10 +206,10 @@ def test_fused_products_read_ahead_and_stay_in_registers(
     assert found.num_spilled == 0
     assert found.num_shared <= MOST_SHARED
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in found.ptx
-    # Units for products read 16 bytes a thread at a time, and nothing is laid out anew for them.
+    # Tensor cores read 16 bytes a thread at a time, without a new layout.
     assert "ldmatrix.sync.aligned.m8n8.x4" in found.ptx
     assert "cp.async.cg.shared.global" in found.ptx
-    # The loop goes on while tiles behind the next one are under way: x and weights, of a gate two of them.
+    # The loop goes on while later tiles are under way: x and weights; a gate has two tiles of weights.
     num_groups = 3 if kind == "HAS_GATE" else 2
     assert min(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", loop_of(found.ptx)))) == (
         num_groups * (num_stages - 2)
@@ -219,7 +219,7 @@ def test_fused_products_read_ahead_and_stay_in_registers(
 
 
 def loop_of(ptx: str) -> str:
-    """The instructions between the only label that is jumped back to and the jump."""
+    """The instructions between the only label that a jump returns to and that jump."""
     for label in re.finditer(r"^(\$L__BB\d+_\d+):", ptx, re.MULTILINE):
         jump = re.search(rf"\bbra(?:\.uni)?\s+{re.escape(label[1])};", ptx[label.end() :])
         if jump:
@@ -254,7 +254,7 @@ def test_invariant_products_read_ahead_and_stay_in_registers(
     assert found.num_spilled == 0
     assert found.num_shared <= 227 * 1024
     assert num_stages > 2
-    # Tiles of weights are the tall side, so that what computes a row is the same for any number of them.
+    # Weights are the M side, so the arithmetic of a row is the same for any number of rows.
     assert f"wgmma.mma_async.sync.aligned.m64n{rows}k16" in found.ptx
     assert begins_early(found.ptx)
     assert "cp.async.cg.shared.global" in found.ptx

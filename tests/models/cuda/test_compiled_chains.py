@@ -1,4 +1,4 @@
-"""Kernels of the ratio rule compile for all GPUs that they are meant for, and round as torch does."""
+"""Kernels of the ratio rule compile for all GPUs that are supported, and round as torch does."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def test_chains_are_judged_in_registers_and_by_exact_divisions(capability: int) 
         assert found.num_shared < 50_000
         assert "div.rn.f32" in found.ptx
         assert not re.search(r"div\.(approx|full)\.", found.ptx)
-        # What p is compared with is of float64.
+        # p is compared with a float64.
         assert "fma.rn.f64" in found.ptx

@@ -1,4 +1,4 @@
-"""Draws of a GPU compile for all GPUs that they are meant for, and round as numpy does."""
+"""Kernels that draw compile for all GPUs that are supported, and round as numpy does."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_draws_stay_in_registers_and_round_to_the_nearest(capability: int, k: in
         assert found.num_shared < 50_000
         assert "div.rn.f32" in found.ptx
         assert not re.search(r"div\.(approx|full)", found.ptx)
-        # Tempered logits and noise are added, and numbers too small for the usual form stay what they are.
+        # Tempered logits and noise are added without flushing subnormal numbers to zero.
         assert not re.search(r"(add|sub|mul)(\.rn)?\.ftz", found.ptx)
-        # The double logarithm is one of float64.
+        # The double logarithm is computed in float64.
         assert "fma.rn.f64" in found.ptx

@@ -1,6 +1,6 @@
-"""What a round asks of a GPU, counted on tensors without content, for models of the sizes that people run.
+"""What a round asks of a GPU, counted on tensors without content, for models of usual sizes.
 
-A round launches few kernels, copies once to the device and once from it, and asks the device for nothing in between.
+A round launches few kernels, copies once to the device and once from it, and never waits for the device in between.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CONTEXT = 1000
 
 
 class DeviceCounts(TorchDispatchMode):
-    """Counts what a round asks of a device, which tensors without content stand for. What is copied from them is 0."""
+    """Counts what a round asks of a device, for which `meta` tensors stand. Copies from them are 0."""
 
     FREE = frozenset(
         [
@@ -76,15 +76,15 @@ class DeviceCounts(TorchDispatchMode):
             "resolve_neg",
         ]
     )
-    """Operators that launch nothing: views, and memory that torch keeps."""
+    """Operators that launch nothing: views, and allocations that torch caches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.launches: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
-        """Copies `in` and `out`, by their direction; and tensors that are made from a `list`."""
+        """Copies `in` and `out` of the device; and a `list` for each tensor that is made from a list."""
         self.num_waits = 0
-        """Copies out that the host waits for when it asks for them."""
+        """Copies out that block the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket._qualified_op_name.removeprefix("aten::")
@@ -92,7 +92,7 @@ class DeviceCounts(TorchDispatchMode):
         sources = [leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)]
         named = [leaf.type for leaf in leaves if isinstance(leaf, torch.device)]
         if name in ("to", "_to_copy", "copy_") and sources:
-            # What a tensor goes to, and where it comes from.
+            # Destination and source.
             way = (named or sources)[0], sources[-1]
             if way == ("cpu", "meta"):
                 self.copies["out"] += 1
@@ -102,14 +102,14 @@ class DeviceCounts(TorchDispatchMode):
                 self.copies["in"] += 1
         if "meta" in (*sources, *named) and name.removeprefix("_").removeprefix("unsafe_") not in self.FREE:
             self.launches[name] += 1
-            # Some operators bring indices to the device by themselves.
+            # Some operators copy indices to the device by themselves.
             if name not in ("to", "_to_copy", "copy_") and "cpu" in sources:
                 self.copies["in"] += 1
         return func(*args, **(kwargs or {}))
 
 
 class _ListCounts(TorchFunctionMode):
-    """Counts tensors of a device that are made from lists, which operators do not show."""
+    """Counts tensors on a device that are made from lists, which the dispatcher does not show."""
 
     def __init__(self, counts: DeviceCounts) -> None:
         super().__init__()
@@ -126,12 +126,12 @@ class _ListCounts(TorchFunctionMode):
 
 
 class Device:
-    """A model whose device has kernels that do nothing, but are counted."""
+    """A model on a device whose kernels do nothing but count their launches."""
 
     def __init__(self, size: Size, *, is_exact: bool = True, is_invariant: bool = False) -> None:
         self.counts = DeviceCounts()
         self.products: Counter[tuple[int, torch.dtype]] = Counter()
-        """Batch-invariant products, by the dimensions and the type of what they write."""
+        """Batch-invariant products, by the dimensions and the type of their outputs."""
         config = Qwen3Config(
             hidden_size=size.hidden_size,
             intermediate_size=size.intermediate_size,
@@ -155,7 +155,7 @@ class Device:
             compiler="none",
         )
         self.early: Counter[tuple[str, int]] = Counter()
-        """Launches of kernels that begin while the one before them ends, by name and inputs, where steps say so."""
+        """Launches with `is_early`, which begin while the kernel before them ends, by name and number of inputs."""
         self.num_layers = size.num_layers
         runner = CudaBackend(kernels, None).make_runner(model, num_blocks=400, is_exact=is_exact)
         assert isinstance(runner, CudaRunner)
@@ -236,7 +236,7 @@ def test_a_forward_behind_draws_that_are_not_known_waits_for_nothing(target: Dev
         known = draws_of(rounds)
         logits = target.runner.forward(segments, draws=None if known.is_greedy else known)
         pending = begin_rounds(sampler, logits, rounds, known)
-        # What nobody wants of a row is no reason to tell the device of those that are wanted.
+        # A session that wants nothing causes no further copy for those that do.
         begin_most_probable(logits, [0.8, None, 0.0], 8)
         assert pending.drawn is not None
         behind = [Segment(segment.cache, [placeholder(place)], 1) for place, segment in enumerate(segments)]
@@ -245,7 +245,7 @@ def test_a_forward_behind_draws_that_are_not_known_waits_for_nothing(target: Dev
     counts = target.counted(run)
     assert counts.copies == {"in": 2, "out": 3}
     assert counts.num_waits == 0
-    # What is drawn takes the place of placeholders; and the copies out.
+    # Drawn tokens replace placeholders; and the copies out.
     names = ("bitwise_not", "clamp_min_", "index_select", "lt", "where", "topk", "_to_copy")
     num_more = sum(counts.launches[name] for name in names) - 2
     assert counts.launches.total() <= 2 * (target.max_launches - 2) + num_more, counts.launches
@@ -265,7 +265,7 @@ def test_a_tree_whose_rows_were_accepted_is_moved_without_another_copy(target: D
 
 def test_a_round_of_a_draft_model_copies_once_to_its_device_and_once_from_it(draft: Device) -> None:
     segments, sampler = draft.sessions(3), draft.sampler()
-    # Unlike a target's, greedy rows need more than the best token.
+    # Unlike those of a target, greedy rows need more than the best token.
     rows = RowDraws([SAMPLED, GREEDY, SAMPLED], [5, 6, 7])
 
     def run() -> None:
@@ -292,7 +292,7 @@ def test_a_round_with_batch_invariant_products_launches_as_few_kernels_and_one_f
     counts = a_round(target, [Round(GREEDY, range(5, 9))])
     assert counts.copies == {"in": 1, "out": 1}
     assert counts.launches.total() <= target.max_launches, counts.launches
-    # Of each layer the heads and the gate; what is added to the stream, in parts; and the logits.
+    # The heads and the gate of each layer; the summands of the residual stream, in parts; and the logits.
     assert target.products == {
         (2, torch.bfloat16): 2 * target.num_layers,
         (3, torch.float32): 2 * target.num_layers,
@@ -311,7 +311,7 @@ def test_a_step_with_fused_products_launches_six_kernels_a_layer() -> None:
     # The first layer's norm and the last one; the products of the first layer's heads, and the head.
     assert counts.launches["add_and_norm"] == counts.launches["mm"] == 4 * 2
     assert counts.launches["multiply_add"] == 4 * 2 * draft.num_layers
-    # Of these one begins early: that behind attention, whose 16 heads of 128 it takes.
+    # Only one of these begins early: the one after attention, whose 16 heads of 128 it reads.
     assert draft.early == {("multiply_add", 16 * 128): 4 * draft.num_layers}
 
 

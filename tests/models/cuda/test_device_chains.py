@@ -1,4 +1,4 @@
-"""Chains that a GPU judges have the tokens that a CPU gives them for the same logits."""
+"""Chains judged on a GPU get the tokens that a CPU gives them for the same logits."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_a_gpu_keeps_and_draws_what_a_cpu_does(vocab_size: int, num_rounds: int)
         found = judge(Sampler(), logits.cuda(), of_round), judge(Sampler(), logits, of_round)
         num_chains += len(of_round)
         num_equal += sum(one == other for one, other in zip(*found, strict=True))
-    # p is of float32: now and then a uniform comes between what the two make of it.
+    # p is of float32, so now and then a uniform falls between the two results.
     assert num_equal >= num_chains - max(1, num_chains // 1000)

@@ -1,4 +1,4 @@
-"""Draws on a GPU are those of a CPU for the same logits."""
+"""Draws on a GPU equal those on a CPU for the same logits."""
 
 from __future__ import annotations
 

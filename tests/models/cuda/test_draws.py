@@ -1,4 +1,4 @@
-"""Draws by kernels have the bits of the sampler that sorts: whatever the filters, and at the edges of float32."""
+"""Draws by kernels have the bits of the sampler that sorts, for all filters and at the limits of float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.models.cuda.device_chains import launch
 from outrider.models.cuda.device_draws import CudaDraws
 from outrider.models.cuda.rows import UNSETTLED
 
-# Of rows that are no finite numbers kernels compute on, and keep nothing of it.
+# Kernels also compute rows that are not finite; their results are not stored.
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")]
 
 COMBINATIONS: list[dict[str, Any]] = [
@@ -49,14 +49,14 @@ EXTREMES: list[dict[str, Any]] = [
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has several stretches, of several blocks, in a small vocabulary."""
+    """Splits a small vocabulary into several stretches of several blocks."""
     for name in ("OFFERING", "OFFERING_SEVERAL"):
         monkeypatch.setattr(draws, name, {"BLOCK": 128, "NUM_BLOCKS": 2, "num_warps": 4})
     monkeypatch.setattr(draws, "SETTLING", {"BLOCK": 256, "WIDTH": 128, "NUM_STAGES": 3, "num_warps": 4})
 
 
 class KernelSampler:
-    """Draws as a sampler does where the device is CUDA. Counts the rows that kernels left to torch."""
+    """Draws as a sampler does on CUDA. Counts the rows that the kernels leave to torch."""
 
     def __init__(self) -> None:
         self.num_unsettled = 0
@@ -105,7 +105,7 @@ def test_candidates_are_the_samplers_own(sampler: KernelSampler, is_coarse: bool
     logits = random_rows(len(params), is_coarse=is_coarse)
     found = sampler.candidates(logits, params, indices, 8)
     for row, p, index, of_row in zip(logits, params, indices, found, strict=True):
-        # `topk` promises no order between equals, nor which of those at the end it takes.
+        # `topk` promises neither an order among equals, nor which of those at the end it takes.
         scores = row if p.is_greedy else TorchDraws().scores(row[None], RowDraws([p], [index]))[0]
         best = np.argsort(-scores.numpy(), kind="stable")[:8]
         assert [each.token_id for each in of_row] == [int(t) for t in best if scores[t] > -math.inf]
@@ -161,7 +161,7 @@ def test_noise_that_is_lost_in_rounding_leaves_a_row_to_torch(
 def test_large_vocabularies_draw_as_the_lazy_sampler_does(
     sampler: KernelSampler, monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any]
 ) -> None:
-    # The interpreter's time is that of steps, not of tokens.
+    # The interpreter's time depends on the number of steps, not of tokens.
     for name in ("OFFERING", "OFFERING_SEVERAL"):
         monkeypatch.setattr(draws, name, {"BLOCK": 8192, "NUM_BLOCKS": 2, "num_warps": 4})
     monkeypatch.setattr(draws, "SETTLING", {"BLOCK": 32_768, "WIDTH": 32_768, "NUM_STAGES": 3, "num_warps": 4})
@@ -190,13 +190,13 @@ def test_a_row_is_drawn_the_same_whatever_is_beside_it(sampler: KernelSampler) -
 
 
 def edges() -> dict[str, Tensor]:
-    """Rows of 300 logits for stretches of two blocks of 128, of which the second ends after 44 tokens."""
+    """Rows of 300 logits for stretches of two blocks of 128; the second stretch ends after 44 tokens."""
     usual, minus = random_rows(1)[0], torch.full((300,), -math.inf)
     found = {"all-equal": torch.ones(300), "one-finite": minus.clone(), "few-finite": minus.clone()}
     found["one-finite"][299] = 1.0
     found["few-finite"][[3, 131, 255, 256, 299]] = torch.tensor([1.0, 1.0, 2.0, 1.0, 2.0])
     found["end-only"] = torch.where(torch.arange(300) < 256, minus, usual)
-    # Equals in one column of a tile, beside it, and in the other stretch.
+    # Equals in one column of a tile, next to it, and in the other stretch.
     found["equals"] = usual.clone()
     found["equals"][[5, 133, 134, 6, 261, 262, 299]] = 50.0
     # All in one group.
@@ -207,7 +207,7 @@ def edges() -> dict[str, Tensor]:
     found["many-equals"][40:90] = 30.0
     found["close"] = torch.full((300,), -30.0)
     found["close"][5::17] = torch.from_numpy(np.float32(20) - gumbel(11, 3, np.arange(5, 300, 17)))
-    # Products with the reciprocal of a temperature of 3.1e-30 are infinite, quotients are not; of the next one, too.
+    # Here and in the next row, products with the reciprocal of a temperature of 3.1e-30 overflow; quotients do not.
     found["greatest"] = usual.clone()
     found["greatest"][::20] = 1054875264.0
     found["least"] = minus.clone()

@@ -1,4 +1,4 @@
-"""Products of few rows of a GPU, interpreted: with what stands before and behind them, equal to torch's."""
+"""Products of few rows on a GPU, interpreted: fused with the operators around them, they equal torch's."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def normal(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 
 def assert_close(found: Tensor, known: Tensor) -> None:
-    """Equal up to the last bits of what is multiplied: `known` rounds nothing."""
+    """Equal up to the last bits of the factors: `known` rounds nothing."""
     rtol, atol = (2**-6, 2**-5) if found.dtype is torch.bfloat16 else (1e-4, 1e-4)
     torch.testing.assert_close(found.float(), known, rtol=rtol, atol=atol)
 
 
 def a_stream(num_rows: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """What is normed of a residual stream, and what who has added to the stream leaves of it for that.
+    """The norm of a residual stream, and what the kernel that last added to the stream leaves for that norm.
 
-    Rows differ in length, and one is as short as makes the norm's epsilon count.
+    Rows differ in length; one is so short that the norm's epsilon matters.
     """
     lengths = torch.tensor([0.003, *range(2, num_rows + 1)])
     hidden, norm = (normal(num_rows, size) * lengths[:, None]).to(dtype), normal(size, seed=5, dtype=dtype)

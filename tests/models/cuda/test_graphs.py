@@ -1,4 +1,4 @@
-"""Forwards of fixed shapes: the same logits as any other runner's, whatever runs beside what, and from graphs."""
+"""Forwards of fixed shapes, and from graphs, give the same logits as any other runner, whatever runs next to what."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def a_runner(family: str, backend: CudaBackend = TWIN_GPU, **arguments: Any) -> 
 
 
 def invariant_twin(capture: Capture | None = None, **kernels: Any) -> CudaBackend:
-    """Returns a GPU whose batch-invariant products take float32, too: rounding of bfloat16 would hide mistakes."""
+    """Returns a GPU whose batch-invariant products accept float32: rounding of bfloat16 would hide mistakes."""
     return replace(
         EAGER_TWIN,
         kernels=replace(TWINS, takes_invariant=lambda _weight: True, **kernels),
@@ -71,7 +71,7 @@ def runners(request: pytest.FixtureRequest) -> tuple[CudaRunner, Runner]:
 
 
 def a_forward(rng: random.Random, runner: Runner, cache: KVCache, token_ids: list[int]) -> tuple[Segment, list[int]]:
-    """Rows that follow a text, with what is kept of them: pieces of a prompt, chains, or trees."""
+    """Rows that follow a text: pieces of a prompt, chains, or trees; and of a tree, which rows are kept."""
     kind = rng.choice(["chain", "tree", "prompt"])
     if kind != "tree":
         rows = text(rng.randint(1, 5) if kind == "chain" else rng.randint(20, 90), rng.randrange(99))
@@ -154,7 +154,7 @@ def test_pieces_of_prompts_have_no_use_for_the_head(backend: CudaBackend) -> Non
     found, expected = (
         each.forward([Segment(cache, text(200), 1)]) for each, cache in zip((runner, other), caches, strict=True)
     )
-    # Of the two forwards that it takes, the second one alone wants logits.
+    # It takes two forwards, and only the second one wants logits.
     assert rows_of_heads == [128]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -180,7 +180,7 @@ def test_rows_go_on_from_tokens_where_they_were_drawn(num_sessions: int) -> None
     drawn = torch.full((num_rows,), -1, dtype=torch.int32).index_copy(0, places, token_ids)
     found, expected = (
         each.forward([Segment(each.new_cache(), row, 4) for row in rows.view(-1, 4).tolist()], drawn=of_rows)
-        for each, rows, of_rows in ((runner, ~places, drawn), (other, token_ids, None))  # as `placeholder` has them
+        for each, rows, of_rows in ((runner, ~places, drawn), (other, token_ids, None))  # as `placeholder` encodes them
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -201,7 +201,7 @@ def test_more_draws_than_there_is_room_for_are_left_to_who_draws() -> None:
 
 
 def of_shape(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiplies as libraries do: in another order for other numbers of rows."""
+    """Multiplies as libraries do: the order of sums depends on the number of rows."""
     half = weight.shape[1] // 2
     if len(x) <= 16:
         return x @ weight.t()
@@ -232,7 +232,7 @@ def test_products_of_few_rows_are_fused() -> None:
     torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
     # Two in each of three layers.
     assert launched == [16] * 6
-    # What it was tried with is not kept.
+    # The blocks that it was tried with are free again.
     assert runner.pool.blocks.num_free == runner.pool.blocks.num_blocks - 1
 
 
@@ -302,7 +302,7 @@ def test_forwards_of_one_shape_are_tried_where_batch_invariant_products_are_not_
     rows.clear()
     torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
     assert rows == [], "a library multiplies from here on"
-    # Its bits are others than those of a replica that has not given up.
+    # Its bits differ from those of a replica that has not given up.
     assert known != make_exact(a_runner("llama", invariant_twin()), "")
 
 
@@ -371,7 +371,7 @@ def test_a_runner_that_is_not_exact_goes_on_with_forwards_of_many_sizes() -> Non
     def attend(queries: Tensor, *arguments: Any) -> None:
         TWINS.attend(queries, *arguments)
         out = arguments[4]
-        # As rows beside it say: exactly what may not be.
+        # Depends on other rows, which is exactly what is forbidden.
         out.add_(out[:, 0].abs().max() * 1e-3)
 
     runner = a_runner("llama", CudaBackend(replace(TWINS, attend=attend), lambda: fake_graph))
@@ -419,7 +419,7 @@ def test_graphs_that_cannot_be_captured_are_done_without_and_told_of_once(num_ca
     ids = text(20)
     found = runner.forward([Segment(runner.new_cache(), ids, 20)])
     torch.testing.assert_close(found, reference_logits("llama", ids), rtol=1e-4, atol=1e-4)
-    # Several steps of a chain, too, are run one kernel after the other.
+    # Several steps of a chain, too, are run kernel by kernel.
     assert runner.draft([Segment(runner.new_cache(), ids, 1)], [SamplingParams()], [0], 4)[0][0] is not None
 
 
@@ -460,7 +460,7 @@ def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[Cuda
 
 @pytest.mark.interpret
 @pytest.mark.usefixtures("_fuses_float32")
-@pytest.mark.filterwarnings("ignore:invalid value")  # of lanes that are not stored
+@pytest.mark.filterwarnings("ignore:invalid value")  # lanes that are not stored
 @pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "apart"])
 def test_the_kernels_themselves_give_the_logits_of_any_other_runner(*, is_fused: bool) -> None:
     pytest.importorskip("triton")

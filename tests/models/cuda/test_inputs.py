@@ -1,4 +1,4 @@
-"""The inputs of a forward on a GPU: paths see what segments say, and one copy brings all of it."""
+"""The inputs of a forward on a GPU: paths match the segments, and one copy brings everything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPE = CacheShape(num_layers=1, num_heads=1, head_dim=4, dtype=torch.float32, d
 
 
 def a_tree(data: st.DataObject, pool: KVPool) -> Segment:
-    """Rows of a tree at random, of which the first may be committed tokens, behind a trunk of a random length."""
+    """Random rows of a tree, of which the first may be committed tokens, after a trunk of random length."""
     cache = pool.new_cache()
     length = data.draw(st.integers(0, 150), label="trunk")
     num_pending = data.draw(st.integers(1, 4), label="pending")
@@ -63,7 +63,7 @@ def test_every_row_is_in_one_tile_and_sees_what_its_segment_says(data: st.DataOb
                 for p in range(int(inputs.positions[row]) + 1)
             ]
     assert [found[row] for row in range(len(expected))] == expected
-    # The rest is nobody's, and goes where nobody looks.
+    # The other rows belong to no session, and are written where nothing reads.
     assert set(inputs.places[len(expected) :].tolist()) == {pool.num_slots}
 
 
@@ -99,7 +99,7 @@ def test_a_row_beside_a_node_that_has_been_through_a_forward_does_not_see_it() -
     pool = KVPool(SHAPE, 4, num_scratch_slots=1)
     cache = pool.new_cache()
     cache.reserve(4)
-    # The third slot holds a draft, at its own position as any committed token.
+    # The third slot holds a draft, at the position that a committed token would have.
     cache.append(range(3))
     shape = Shape(16)
     packer = Packer(pool, 1, [shape], 64)
@@ -134,7 +134,7 @@ def test_splits_of_many_tiles_are_not_shared_among_programs(num_rows: int, split
     packer = Packer(pool, 64, [shape], 512)
     inputs = Inputs(packer.buffer, shape)
     packer.begin(shape)
-    # With 64 query heads to a key-value head each row is a tile.
+    # With 64 query heads per key-value head, each row is a tile.
     assert packer.add(Segment(cache, [0] * num_rows, 0), range(264, 264 + num_rows), 0, num_rows)
     packer.finish([])
     expected = [[tile, split] for tile in range(num_rows) for split in splits]
@@ -158,7 +158,7 @@ def test_splits_are_shared_as_long_as_there_is_room_for_the_results_of_their_row
 def test_work_of_steps_is_what_each_of_them_has_alone(num_tiles: int) -> None:
     shape, num_steps = Shape(64), 7
     parts = parts_of(np.zeros((num_steps, shape.num_fixed), dtype=np.int32), shape)
-    parts["work"][:], parts["first_results"][:] = 9, 9  # of a loop before
+    parts["work"][:], parts["first_results"][:] = 9, 9  # left by an earlier loop
     ends = np.add.outer(np.arange(num_steps), [SPLIT - 4, SPLIT - 2, 40] * 22)[:, :num_tiles]
     parts["tiles"][:, :num_tiles, 1], parts["tiles"][:, :num_tiles, 5] = 1, ends
     alone = {name: part.copy() for name, part in parts.items()}

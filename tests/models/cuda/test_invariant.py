@@ -1,4 +1,4 @@
-"""Batch-invariant products are a library's, of as many rows as forwards have, whole or in parts."""
+"""Batch-invariant products equal a library's, for as many rows as forwards have, whole or in parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def normal(*sizes: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> Tenso
 @pytest.mark.parametrize("num_rows", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_they_are_those_of_a_library(num_rows: int, has_bias: bool) -> None:
-    # No multiple of a tile's outputs.
+    # Not multiples of a tile's outputs.
     x, weight = normal(num_rows, 256, seed=0), normal(200, 256, seed=1)
     bias = normal(200, seed=2) if has_bias else None
     out = torch.full((num_rows + 1, 200), float("nan"))
@@ -48,7 +48,7 @@ def test_parts_are_sums_over_parts_of_the_inputs_the_first_with_the_bias(num_row
         (4096, 4096, 4),
         (4096, 12_288, 4),
         (1024, 3072, 8),
-        # Enough of them, or no parts of as many inputs as a tile has.
+        # Enough programs already, or a part would have fewer inputs than a tile.
         (24_576, 4096, 1),
         (1024, 384, 1),
         (1024, 768, 2),
@@ -64,7 +64,7 @@ def test_inputs_are_split_until_there_are_programs_enough(num_outputs: int, num_
         (torch.bfloat16, 4096, (9, 0), True),
         (torch.float16, 128, (9, 0), True),
         (torch.float32, 4096, (9, 0), False),
-        # The loop would read on into the next row.
+        # The loop would read into the next row.
         (torch.bfloat16, 960, (9, 0), False),
         (torch.bfloat16, 4096, (8, 0), False),
         (torch.bfloat16, 4096, (10, 0), False),

@@ -1,4 +1,4 @@
-"""The functions that launch kernels of a GPU, up to the launch itself: each kernel is compiled once for a model."""
+"""The functions that launch a GPU's kernels, up to the launch itself: each kernel is compiled once per model."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Launch(NamedTuple):
 
     name: str
     hash: str
-    """That of what it was compiled to."""
+    """The hash of what it was compiled to."""
     is_early: bool
     """True if it may begin while the kernel before it ends."""
     waits: bool
-    """True if it waits for that kernel then."""
+    """True if it then waits for that kernel."""
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """All launches, for an H100 that is not there."""
+    """All launches, for an H100 that this machine lacks."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -71,7 +71,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
 
 
 def num_compiled(launched: list[Launch]) -> dict[str, int]:
-    """How many kernels each of them was compiled to."""
+    """How many binaries each kernel was compiled to."""
     return Counter(name for name, _ in {(launch.name, launch.hash) for launch in launched})
 
 
@@ -109,7 +109,7 @@ def test_a_kernel_is_compiled_once_whatever_the_rows_and_the_pool(launched: list
 
 
 def launch_fused(num_rows: int) -> None:
-    """Launches the fused products of a layer, but for the one behind attention."""
+    """Launches the fused products of a layer, except the one after attention."""
     squares = empty(HIDDEN * 32, dtype=torch.float32)
     hidden, inner, scaled = empty(num_rows, HIDDEN), empty(num_rows, INNER), empty(num_rows, HIDDEN)
     norm_multiply(hidden, squares, 1e-6, empty(6144, HIDDEN), None, empty(num_rows, 6144))
@@ -135,7 +135,7 @@ def test_what_is_launched_early_waits_and_nothing_is_early_where_no_kernel_can_b
     multiply_add(empty(16, HIDDEN), empty(HIDDEN, HIDDEN), None, *stream, is_early=True)
     invariant.multiply(empty(16, HIDDEN), empty(6144, HIDDEN), None, empty(16, 6144))
     assert all(each.waits for each in launched if each.is_early)
-    # Behind a product another one is launched as ever, but lets others begin; moves take no part.
+    # After a product, kernels are launched as usual but let the next one begin early; moves take no part.
     early = Counter(each.name for each in launched if each.is_early)
     taking_part = Counter(each.name for each in launched if each.waits)
     if not can_overlap:
@@ -156,6 +156,6 @@ def test_chains_are_judged_by_four_kernels_whatever_their_number_and_nothing_wai
             Chain([Candidate(5, -1.0, rows[index % 2]) for index in range(length)], 5 * number, SamplingParams(), 0)
             for number, length in enumerate(lengths)
         ]
-        # Of a tensor on `meta` there are no values that could be asked for.
+        # A tensor on `meta` has no values to ask for.
         launch(empty(5 * len(chains), 151_936, dtype=torch.float32), chains)
     assert num_compiled(launched) == dict.fromkeys(["_weigh", "_leave", "_offer_splits", "_settle"], 1)

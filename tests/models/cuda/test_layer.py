@@ -1,4 +1,4 @@
-"""Norms, gates, heads and moves of a GPU, interpreted: equal to the CPU's, and row by row the same."""
+"""Norms, gates, heads and moves on a GPU, interpreted: equal to the CPU's, and row by row the same."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_norm_is_that_of_the_sum(dtype: torch.dtype, size: int) -> None:
 @pytest.mark.parametrize("num_parts", [2, 4])
 def test_parts_of_a_sum_are_added_up_in_their_order_before_they_are_added_to_the_stream(num_parts: int) -> None:
     hidden, weight = normal(3, 100), normal(100, seed=2)
-    # Of very different size, so that another order has other bits.
+    # Of very different magnitudes, so that another order has other bits.
     parts = normal(num_parts, 3, 100, seed=1) * torch.tensor([1e4, 1.0, -1e4, 1e-2])[:num_parts, None, None]
     summand = parts[0].clone()
     for part in parts[1:]:
@@ -81,7 +81,7 @@ def test_a_norm_of_a_row_has_the_same_bits_alone() -> None:
 @pytest.mark.parametrize("size", [96, 1025])
 def test_a_gate_is_the_cpus(dtype: torch.dtype, size: int) -> None:
     gate_up = normal(3, 2 * size, dtype=dtype) * 5
-    gate_up[0, 0] = -100  # whose exponential is beyond float32
+    gate_up[0, 0] = -100  # its exponential overflows float32
     out = torch.empty(3, size, dtype=dtype)
     with np.errstate(over="ignore"):
         gate_silu(gate_up, out)
@@ -133,7 +133,7 @@ def test_heads_of_bfloat16_are_rounded_once() -> None:
 
 def test_rows_move_one_after_the_other_in_all_layers() -> None:
     data = normal(2, 2, 3, 16, 32)
-    # To the place of an earlier row of the same session; and what stands behind the sessions is nobody's.
+    # The third move goes where the first one came from. The last move follows the sessions' spans, and is ignored.
     moves = [(4, 2), (6, 3), (7, 4), (12, 10), (1, 0)]
     known = data.clone()
     for old, new in moves[:4]:

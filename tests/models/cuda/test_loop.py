@@ -1,4 +1,4 @@
-"""Several steps in one graph find what as many forwards find, one after the other: the same tokens, the same bits."""
+"""Several steps in one graph give the same tokens and bits as as many single forwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARAMS = [
     SamplingParams(seed=8, temperature=1.2, min_p=0.05),
 ]
 LENGTHS = [5, 254, 66, 128]
-"""Tokens in front, some of them such that the steps go on in another block, or another split of attention."""
+"""Tokens before the steps. Some make the steps go on in another block, or another split of attention."""
 
 
 def a_runner(family: str = "qwen3", backend: CudaBackend = TWIN_GPU, **arguments: Any) -> CudaRunner:
@@ -130,7 +130,7 @@ def test_accepted_rows_of_trees_are_moved_before_the_first_step() -> None:
     for loops in (False, True):
         cache = runner.new_cache()
         runner.forward([Segment(cache, text(6), 0)])
-        # Two siblings, of which the second stays.
+        # The second of two siblings stays.
         a_pair = Segment(cache, [7, 8], 0, [6, 6], _sees_one_sibling(cache))
         runner.forward([a_pair])
         cache.keep(6, [7])
@@ -186,7 +186,7 @@ def test_steps_behind_the_first_one_have_the_rows_that_sessions_need(
         for cache in caches:
             cache.clear()
     known, loops_found = found[0], as_candidates(found[1], params)
-    # Other numbers of rows, other last bits of the scores.
+    # Another number of rows gives other last bits of the scores.
     assert [[row[0].token_id for row in steps] for steps in loops_found] == [
         [row[0].token_id for row in steps] for steps in known
     ]
@@ -214,7 +214,7 @@ def test_a_row_that_kernels_do_not_settle_is_none_and_leaves_the_others_alone() 
 
 def test_a_loop_that_cannot_be_captured_runs_one_kernel_after_the_other() -> None:
     def fail(compute: Any) -> Any:
-        if compute()[0].dtype is torch.int32:  # tokens: a forward's are numbers
+        if compute()[0].dtype is torch.int32:  # tokens; a forward returns floats
             raise RuntimeError("operation not permitted when stream is capturing")
         return fake_graph(compute)
 
@@ -252,7 +252,7 @@ def test_only_a_runner_with_a_loop_has_steps() -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.filterwarnings("ignore:invalid value")  # of lanes that are not stored
+@pytest.mark.filterwarnings("ignore:invalid value")  # lanes that are not stored
 def test_the_kernels_themselves_find_what_as_many_forwards_find() -> None:
     pytest.importorskip("triton")
     runner = a_runner(backend=CudaBackend(Kernels.load(), None), is_exact=False)

@@ -1,4 +1,4 @@
-"""Noise computed by kernels: numpy's bits, and a quick version that is never far off."""
+"""Noise computed by kernels has numpy's bits, and its quick version is never far off."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from outrider.models.cuda import noise
 
 CHUNK = 2**24
 MAX_DIFFERENT = 2000
-"""Words of 2**32 whose noise may be the next number of float32. One of 2**29 lies so close to the middle of two numbers
-that an error in the last place of float64 decides, and around a noise of 0 some more do."""
+"""How many of 2**32 words may have a noise that is off by one float32 step. One of 2**29 lies so close to the middle
+of two numbers that an error in the last place of float64 decides; around a noise of 0 a few more do."""
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def test_kernels_and_numpy_hash_to_the_same_bits(seed: int) -> None:
 @pytest.mark.interpret
 def test_exact_noise_is_numpys_and_rough_noise_is_close_at_both_ends_and_between() -> None:
     ends = [np.arange(1024), 2**31 - 512 + np.arange(1024), 2**32 - 1024 + np.arange(1024)]
-    # Around 31/32, where the rough noise goes over to a series.
+    # Around 31/32, where the rough noise switches to a series.
     ends.append(2**32 - 2**27 - 512 + np.arange(1024))
     between = np.random.default_rng(0).integers(0, 2**32, 4096)
     words = np.concatenate([*ends, between]).astype(np.uint32)
@@ -85,7 +85,7 @@ def test_the_noise_of_all_words_is_numpys_but_for_few_and_never_far() -> None:
         found: list[int] = words[at].tolist()
         return found
 
-    # Numpy computes in all threads at once: alone it would take minutes.
+    # Numpy computes in all threads at once: one thread would take minutes.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         different = [word for some in threads.map(differing, range(0, 2**32, CHUNK)) for word in some]
     print(f"{len(different)} words: {different[:50]}")

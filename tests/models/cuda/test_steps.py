@@ -1,4 +1,4 @@
-"""Steps of a GPU, with twins of its kernels: which products of a layer are fused, and when."""
+"""A GPU's steps, with twins of its kernels: which products of a layer are fused, and when."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_heads_behind_a_layer_that_has_added_all_are_those_of_the_stream() -> No
     weight, hidden = normal(96, HIDDEN, seed=7), normal(NUM_ROWS, HIDDEN)
     first = made.heads(0, a_norm(), TorchProduct(weight.clone()))
     mlp = an_mlp(made, a_norm())
-    # The norm of the layer behind is another one.
+    # The norm of the next layer is another one.
     norm.weight = normal(HIDDEN, seed=11)
     second = made.heads(1, norm, TorchProduct(weight.clone()))
     made.is_fused = True

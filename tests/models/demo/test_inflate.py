@@ -1,4 +1,4 @@
-"""Inflated demo models: larger, and the same."""
+"""Inflated demo models: larger, with the same logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Widened demo models: larger, and the same."""
+"""Widened demo models: larger, with the same logits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_transformers_and_the_runner_find_the_trained_logits_in_a_widened_model(
     for logits in (theirs, ours):
         assert logits.shape[1] == size.vocab_size
         torch.testing.assert_close(logits[:, :num_ids], expected, rtol=1e-4, atol=1e-4)
-        # An id behind the vocabulary is never drawn, at no temperature.
+        # No temperature draws an id past the vocabulary.
         assert (logits[:, num_ids:].amax(1) < expected.amin(1) - 100).all()
     # A draw is as wide as the head.
     assert loaded.vocab_size == size.vocab_size

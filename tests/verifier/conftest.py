@@ -10,5 +10,5 @@ from tests.support.stepped_engine import stepped_engine
 
 @pytest.fixture
 def engine() -> Engine:
-    """An engine whose thread has ended: the test plans in its place."""
+    """An engine whose thread has ended; the test plans instead."""
     return stepped_engine()

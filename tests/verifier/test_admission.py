@@ -1,4 +1,4 @@
-"""From a request to a session's spec: which method serves it where a peer is missing."""
+"""From a request to a session's spec: which method serves it if a peer is missing."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_where_both_models_share_a_gpu_all_that_auto_drafts_is_waited_for() -> N
         ({}, True),
         ({"best_first": {"num_children": 3}}, True),
         ({"best_first": {"serial": True}}, True),
-        # What only a tree has that grows while the target works.
+        # Only a tree that grows while the target works has these.
         ({"best_first": {"serial": False}}, False),
         ({"best_first": {"num_expanded": 4}}, False),
         ({"lookahead": 80}, False),

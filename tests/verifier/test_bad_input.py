@@ -1,4 +1,4 @@
-"""Whatever a client gets wrong is refused by name; the server stays up, and nothing is left behind."""
+"""All client errors are refused by name; the server stays up, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_with_a_datastore_a_method_without_speculator_falls_back_on_retrie
     nobody = running_verifier(datastore="127.0.0.1:1")
     async with nobody as running, grpc.aio.insecure_channel(running.address) as channel:
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        for retrieval in (False, True):  # asked for or not, the fallback retrieves
+        for retrieval in (False, True):  # whether asked for or not, the fallback retrieves
             summary = await summary_of(stub, retrieval=retrieval, allow_fallback=True, **asked)
             assert summary.method == types_pb2.METHOD_RETRIEVAL
             assert summary.requested_method == types_pb2.METHOD_PEARL

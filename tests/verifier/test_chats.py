@@ -1,4 +1,4 @@
-"""Chats of requests: what a wrong field is called, and what of a chat reaches the template."""
+"""Chats in requests: the names of wrong fields, and the parts of a chat that reach the template."""
 
 from __future__ import annotations
 

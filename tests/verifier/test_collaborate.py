@@ -1,4 +1,4 @@
-"""Drafts from outside: whatever they are, the text is the target's, and good ones make it come in fewer rounds."""
+"""Drafts from outside: the text is always the target's, and good drafts make it come in fewer rounds."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ async def plain_text(stub: Any) -> list[int]:
 
 
 class Messages:
-    """What a caller says. Written by gRPC itself: whoever writes while a call ends gets an error in place of its last
-    events."""
+    """A caller's messages. gRPC itself writes them: a caller that writes while a call ends gets an error instead of the
+    last events."""
 
     def __init__(self, opening: verifier_pb2.CollaborateOpen) -> None:
         self._queue: asyncio.Queue[verifier_pb2.CollaborateRequest] = asyncio.Queue()
@@ -169,7 +169,7 @@ async def test_generations_with_and_without_chains_share_forwards_and_keep_their
     text = await plain_text(stub)
 
     def mixed(num_prompt_tokens: int, output: list[int]) -> types_pb2.Draft:
-        """A chain whose end is wrong, its length different each time."""
+        """A chain whose end is wrong, with a different length each time."""
         rest = [*text[len(output) : len(output) + 1 + len(output) % 5], 7]
         return types_pb2.Draft(
             base_len=num_prompt_tokens + len(output),
@@ -187,7 +187,7 @@ async def test_generations_with_and_without_chains_share_forwards_and_keep_their
 
 
 async def steered(stub: Any, verifier: RunningVerifier, method: int, forward_us: int) -> list[Any]:
-    """All events of a generation whose caller answers each commit with one wrong token, and says what that took."""
+    """All events of a generation whose caller answers each commit with a wrong token, and claims this forward time."""
     opening = verifier_pb2.CollaborateOpen(
         handshake=handshake(verifier), request=request(method), wants_prompt_token_ids=True
     )
@@ -228,7 +228,7 @@ async def test_the_caller_hears_what_the_prompt_is_if_it_asks(stub: Any, verifie
 
 
 def one_of_two(index: int) -> verifier_pb2.GenerateRequest:
-    """The request of a caller that drafts for this one of two texts."""
+    """The request of a caller that drafts for this choice of two."""
     several = request(types_pb2.METHOD_PEARL)
     several.n = 2
     several.resume_choices.extend(verifier_pb2.ResumedChoice(is_finished=number != index) for number in range(2))
@@ -266,7 +266,7 @@ async def test_a_caller_does_not_draft_for_several_texts_in_one_call(stub: Any, 
 
 
 async def test_what_a_draft_has_cost_is_no_round_trip(stub: Any, verifier: RunningVerifier) -> None:
-    """The caller claims 50 ms for each draft, far more than it takes: no time is left for the way."""
+    """The caller claims 50 ms for each draft, far more than it takes, so no time is left for the network."""
     quick = await steered(stub, verifier, types_pb2.METHOD_SPECULATIVE, 0)
     slow = await steered(stub, verifier, types_pb2.METHOD_SPECULATIVE, 50_000)
     times = slow[-1].finished.summary.times_p50
@@ -280,12 +280,12 @@ async def test_what_a_draft_has_cost_is_no_round_trip(stub: Any, verifier: Runni
     assert measured[0].forward_us > 0
     assert measured[0].round_trip_us > 1
     last = [event.steering for event in slow if event.WhichOneof("event") == "steering"][-1]
-    # At most half a millisecond: a change by less is not worth a message, and the quick caller may have been near.
+    # At most half a millisecond: smaller changes are not sent, and the quick caller may have been near.
     assert last.round_trip_us <= 501
 
 
 async def test_a_caller_is_waited_for_as_a_speculator_is(stub: Any, verifier: RunningVerifier) -> None:
-    """Draft, then verify; only what is waited for has a latency."""
+    """Draft, then verify; only drafts that the target waits for have a latency."""
     summary = (await steered(stub, verifier, types_pb2.METHOD_SPECULATIVE, 100))[-1].finished.summary
     assert summary.num_drafted_tokens > 0
     assert summary.times_p50.draft_latency_ms > 0

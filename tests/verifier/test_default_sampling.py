@@ -1,4 +1,4 @@
-"""Where a request says nothing of sampling, the model's own file does: whoever asks, and whoever drafts."""
+"""The model's own file sets what a request omits of its sampling, for every caller and every drafter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def verifier() -> AsyncIterator[RunningVerifier]:
 
 @pytest.fixture
 async def plain() -> AsyncIterator[RunningVerifier]:
-    """One of the same model that has no defaults of its own."""
+    """A verifier of the same model without default sampling."""
     async with running_verifier(model=other_target_model()) as found:
         yield found
 
@@ -52,11 +52,11 @@ async def test_a_request_that_says_nothing_has_the_models_sampling(
 ) -> None:
     spelled_out = await text_of(plain.address, **DEFAULTS)
     assert len(spelled_out.token_ids) == 40
-    # Another text, so that the comparison says something.
+    # Another text; otherwise the comparison would be vacuous.
     assert (await text_of(plain.address, max_tokens=40)).token_ids != spelled_out.token_ids
     for method in ("off", "speculative", "best-first", "auto"):
         assert (await text_of(verifier.address, method=method)).token_ids == spelled_out.token_ids
-    # A text does not go on under other defaults unless they are told, so clients tell them.
+    # A text cannot be continued under other defaults unless the client names the old ones, so clients do.
     begun = await text_of(verifier.address, max_tokens=10)
     assert begun.token_ids == spelled_out.token_ids[:10]
 
@@ -71,7 +71,7 @@ async def test_an_edge_and_its_drafter_have_the_models_sampling(
         async with Client(edge.address) as client:
             assert (await client.info()).model.default_sampling == SamplingParams(**DEFAULTS)
     assert text.token_ids == spelled_out.token_ids
-    # Drafts of a drafter that takes other penalties and temperatures would seldom be right.
+    # A drafter with other penalties and temperatures would seldom be right.
     assert text.acceptance_length > 1.5
 
 

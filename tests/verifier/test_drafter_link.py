@@ -1,4 +1,4 @@
-"""The states of a session's drafter, whatever happens in whatever order."""
+"""The states of a session's drafter, under any order of events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def draft_after(base_len: int, token_id: int, node_id: int) -> Draft:
 
 
 class Life:
-    """A link, and what its state and its answers have to be."""
+    """A link, and its expected state and answers."""
 
     def __init__(self, *, has_drafter: bool, shares_gpu: bool) -> None:
         self.generation = Session(spec_of(AUTO, shares_gpu=shares_gpu))
@@ -119,7 +119,7 @@ def test_no_order_of_events_leads_to_another_state(events: list[Any], has_drafte
         life.take(event)
         link = life.link
         if not has_drafter and event == "attach":
-            return  # nobody attaches a drafter to a session that has none
+            return  # a session without a drafter gets none attached
         assert link.state is life.state
         assert link.is_drafting == (link.state in (Link.PENDING, Link.LIVE))
         assert link.state is Link.LIVE or not link.takes_turns
@@ -153,7 +153,7 @@ def test_a_round_waits_only_for_a_drafter_that_may_still_answer(
 def test_the_first_draft_of_a_stream_is_not_timed() -> None:
     life = Life(has_drafter=True, shares_gpu=False)
     for event in ("attach", "commit", (0, False)):
-        life.take(event)  # expects no time
+        life.take(event)  # no time is expected
     assert life.link.state is Link.LIVE
     assert not life.generation.statistics.draft_times
     for event in ("commit", (0, False)):

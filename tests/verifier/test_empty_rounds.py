@@ -1,4 +1,4 @@
-"""Why a round verifies nothing is told apart."""
+"""Rounds that verify nothing tell their reasons apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.verifier.session import VerifySession
 from tests.support.stepped_engine import OPENED_AT, add_session
 
 LATE = OPENED_AT + 10
-"""Nothing is waited for so long."""
+"""Later than any wait."""
 NO_TOKENS: list[int] = []
 
 
@@ -25,12 +25,12 @@ def nothing(session: VerifySession) -> None: ...
 
 
 def read(session: VerifySession) -> None:
-    """Has a draft come that nothing follows from: the drafter has read the text."""
+    """Makes a draft without tokens come: the drafter has read the text."""
     session.add_draft(Draft(3, 1, NO_TOKENS, NO_TOKENS, [], Source.DRAFT), OPENED_AT)
 
 
 def read_a_while_ago(session: VerifySession) -> None:
-    """Has a round pass since the drafter has read the text."""
+    """Makes a round pass after the drafter has read the text."""
     read(session)
     session.round = session.round.next(session.round.strategy, OPENED_AT, is_typical=True)
 
@@ -58,7 +58,7 @@ def draft(session: VerifySession) -> None:
         (PEARL, nothing, EmptyRoundReason.DRAFT_PENDING),
         (PEARL, lose, EmptyRoundReason.DRAFT_DOWN),
         (RETRIEVAL, nothing, EmptyRoundReason.NO_MATCH),
-        # What auto goes over to when its drafter is gone has the same reason.
+        # The strategy that auto falls back to without a drafter has the same reason.
         (AUTO, lose, EmptyRoundReason.DRAFT_DOWN),
         (OFF, nothing, None),
     ],

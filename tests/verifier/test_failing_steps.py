@@ -1,4 +1,4 @@
-"""A verifier whose accelerator is broken says so; one that a single request breaks goes on."""
+"""A verifier with a broken accelerator reports it; one that fails at a single request goes on."""
 
 from __future__ import annotations
 

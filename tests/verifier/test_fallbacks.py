@@ -1,4 +1,4 @@
-"""SAGUARO after a miss: what the target verifies in a draft's place, and whether it waits for one."""
+"""SAGUARO after a miss: what the target verifies instead of a draft, and whether it waits for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A generation between its engine and its peers: all hear the same tokens, and nobody works for it when it is over."""
+"""A generation between its engine and its peers: all get the same tokens, and nobody works for it after its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that send megabytes, or read nothing, or say nothing: nobody else notices."""
+"""Clients that send megabytes, or read nothing, or are silent, do not disturb others."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_nobody_waits_while_a_megabyte_is_tokenized(stub: Any) -> None:
 
 
 async def test_a_client_that_reads_nothing_disturbs_nobody(stub: Any, verifier: RunningVerifier) -> None:
-    # Its chunks fill the transport's buffers at first; what is then left of its work ends with the stall timeout.
+    # Its chunks fill the transport's buffers at first; then the stall timeout ends it.
     idle = stub.Generate(request(max_tokens=1500, ignore_eos=True))
     assert len(await generate(stub)) == 4
     idle.cancel()
@@ -76,7 +76,7 @@ async def test_a_client_that_reads_nothing_disturbs_nobody(stub: Any, verifier: 
 
 
 async def test_who_opens_a_stream_and_says_nothing_holds_no_session(stub: Any, verifier: RunningVerifier) -> None:
-    silent = [stub.Collaborate() for _ in range(5)]  # more than there are sessions
+    silent = [stub.Collaborate() for _ in range(5)]  # more than there are session slots
     for call in silent:
         await call.wait_for_connection()
     assert len(await generate(stub)) == 4
@@ -86,7 +86,7 @@ async def test_who_opens_a_stream_and_says_nothing_holds_no_session(stub: Any, v
 
 
 async def test_a_client_that_reads_nothing_is_cut_off(verifier: RunningVerifier) -> None:
-    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]  # little is read ahead for it
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]  # so that little is read ahead for it
     async with grpc.aio.insecure_channel(verifier.address, options=options) as channel:
         call = verifier_pb2_grpc.VerifierServiceStub(channel).Generate(request(max_tokens=1500, ignore_eos=True))
         await call.read()

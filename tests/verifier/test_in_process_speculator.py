@@ -1,4 +1,4 @@
-"""A draft model in the verifier's own process: the texts are those of any other drafter, and none is lost with it."""
+"""A draft model in the verifier's own process: the texts equal those with any other drafter, and none gets lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def speculator_of(verifier: RunningVerifier) -> InProcessSpeculator:
 
 @pytest.fixture(params=[False, True], ids=["own thread", "target's thread"])
 def shares_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has both models take turns on one thread, as on one GPU, or not."""
+    """Makes both models take turns on one thread, as on one GPU, or not."""
     if request.param:
         monkeypatch.setattr(service_module, "shares_gpu", lambda settings: True)
 
@@ -261,7 +261,7 @@ async def test_the_verifier_is_ready_when_the_draft_models_steps_are_captured_of
     monkeypatch.setattr(in_process_speculator, "load_for", load)
     await service.load()
     await service.close()
-    # Below the head, the head, and each number of steps once: the engine captures nothing again.
+    # The layers below the head, the head, and each number of steps, once each: the engine captures nothing again.
     assert captured == [(True, False)] * (2 + len(LOOP_LENS))
 
 

@@ -1,4 +1,4 @@
-"""What a verifier gives its callers, and no more: sessions, requests, tokens, prompts, drafts."""
+"""Limits of what a verifier gives its callers: sessions, requests, tokens, prompts, drafts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_requests_and_tokens_are_counted_and_the_refusal_says_when_to_come
     ):
         await few.complete(PROMPT, max_tokens=1)
         with pytest.raises(OutOfRange):
-            await few.complete(PROMPT, max_tokens=10**6)  # a request, too
+            await few.complete(PROMPT, max_tokens=10**6)  # also counts as a request
         with pytest.raises(ResourceExhausted, match="requests_per_minute of tenant 'few'") as error:
             await few.complete(PROMPT, max_tokens=1)
         assert error.value.retry_after_s == pytest.approx(30)
@@ -138,7 +138,7 @@ async def test_a_flood_of_drafts_is_dropped_and_the_text_is_the_same(logs: list[
             )
             opening = verifier_pb2.CollaborateOpen(handshake=handshake(target_model()), request=request)
             await call.write(verifier_pb2.CollaborateRequest(open=opening))
-            # A message that is written while a call ends spoils its status, so the flood is over long before the text.
+            # A message that is written while a call ends spoils its status, so the flood ends long before the text.
             for number in range(20):
                 await call.write(verifier_pb2.CollaborateRequest(draft=_wide_draft(1 + 500 * number)))
             token_ids: list[int] = []
@@ -177,7 +177,7 @@ async def test_a_prompt_that_was_read_before_is_told_to_its_own_tenant_alone(tmp
         for token in ("acme", "acme", "other", "other"):
             async with Client(verifier.address, token=token) as client:
                 cached.append((await client.complete(prompt, max_tokens=1)).num_cached_prompt_tokens)
-    # Three blocks of 64: the rest of the prompt fills none.
+    # Three blocks of 64; the rest of the prompt does not fill a block.
     assert cached == [0, 192, 0, 192]
 
 

@@ -1,4 +1,4 @@
-"""What the verifier counts is what its callers are told, and is counted while they are."""
+"""The verifier counts what it tells its callers, at the same time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_counters_say_what_the_summaries_say(client: Client, verifier: Run
     at_position = list(values[f"{PREFIX}accepted_tokens_per_pos_total"].values())
     assert sum(at_position) == num_accepted
     assert at_position == sorted(at_position, reverse=True)
-    assert len(at_position) == 32  # as many as a chain may have here
+    assert len(at_position) == 32  # the longest chain here
     assert above_0(values["outrider_accepted_tokens_total"]) == {"draft": num_accepted}
     assert values["outrider_prompt_tokens_total"][""] == sum(result.num_prompt_tokens for result in results)
     assert values["outrider_generation_tokens_total"][""] == sum(result.num_output_tokens for result in results)
@@ -72,7 +72,7 @@ async def test_counters_say_what_the_summaries_say(client: Client, verifier: Run
     assert values["outrider_request_acceptance_rate"] == {"count": 4, "sum": pytest.approx(sum(rates))}
     sent, received = (sum(getattr(s, f"num_bytes_{way}") for s in summaries) for way in ("sent", "received"))
     wire = values["outrider_wire_bytes_total"]
-    # What is said for a session stands in a message with its number and its length before it.
+    # Each session's part of a message is preceded by its number and its length.
     assert 0 < sent < wire["speculator,sent"] < 1.2 * sent
     assert wire["speculator,received"] >= received > 0  # drafts may come when the text is complete
     assert values["outrider_degraded_sessions_total"][""] == 0
@@ -99,7 +99,7 @@ async def test_rounds_of_auto_are_counted_by_what_it_chose(client: Client, verif
     auto = above_0(values["outrider_auto_rounds_total"])
     assert auto == above_0(values["outrider_rounds_total"])
     assert sum(auto.values()) == result.summary.num_rounds
-    # A decision does not count the round with the prompt in it.
+    # The round that reads the prompt is no decision.
     assert sum(auto.values()) - 1 == sum(chosen.values())
     assert all(auto[method] >= num_rounds for method, num_rounds in chosen.items())
     assert above_0(values["outrider_sessions_total"]) == {"auto": 1}
@@ -112,7 +112,7 @@ async def test_empty_rounds_have_a_reason_but_for_those_that_want_nothing(
     plain = await generate(client, "off")
     values = values_of(verifier.servicer.metrics())
     reasons = values["outrider_fallback_rounds_total"]
-    # The last round may have room for no more than the next token.
+    # The last round may have room only for the next token.
     num_empty = result.summary.num_empty_rounds
     assert num_empty - 1 <= sum(reasons.values()) <= num_empty
     assert plain.summary.num_empty_rounds == 48
@@ -141,7 +141,7 @@ async def test_a_speculator_that_is_away_from_the_beginning_is_a_reason_and_no_l
 
 
 async def test_tokens_and_rounds_are_counted_while_a_generation_runs(client: Client, verifier: RunningVerifier) -> None:
-    # Tests share the pool: what engines before have left in it comes back when the collector has found it.
+    # Tests share the pool: blocks of earlier engines come back when the garbage collector has found them.
     num_bytes_before = values_of(verifier.servicer.metrics())["outrider_kv_cache_bytes"][""]
     generation = client.generate(PROMPT, max_tokens=1500, ignore_eos=True, method="off")
     num_tokens = 0
@@ -163,7 +163,7 @@ async def test_tokens_and_rounds_are_counted_while_a_generation_runs(client: Cli
     assert (values["outrider_requests_running"][""], values["outrider_requests_waiting"][""]) == (0, 0)
     assert values["outrider_request_duration_seconds"]["count"] == 0
 
-    # A session is forgotten a moment before its blocks are free, and the engine is another thread.
+    # A session is forgotten a moment before its blocks are free, and the engine runs in another thread.
     def is_free() -> bool:
         values = values_of(verifier.servicer.metrics())
         return not values["outrider_kv_cache_tokens"][""] and values["outrider_kv_cache_bytes"][""] <= num_bytes_before

@@ -1,4 +1,4 @@
-"""What goes wrong for one session of a step is its own: it ends with an error of its own, and the others go on."""
+"""An error of one session in a step ends that session alone, with its own error; the others go on."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.waiting import until
 
 PROMPT = "def add(a, b):\n"
 POISON = 77
-"""A token whose text this tokenizer cannot make."""
+"""A token that this tokenizer cannot decode."""
 ROWS = target_model().runner.vocab_size
 
 
 class FailingTokenizer:
-    """The target's tokenizer, but for one token that it fails at."""
+    """The target's tokenizer, which fails at one token."""
 
     def __init__(self) -> None:
         self._tokenizer = target_model().tokenizer
@@ -51,7 +51,7 @@ def tokenizer() -> FailingTokenizer:
 
 @pytest.fixture
 async def verifier(tokenizer: FailingTokenizer) -> AsyncIterator[RunningVerifier]:
-    # More tokens than the head has rows, as where tokens were added to a tokenizer alone.
+    # More tokens than the head has rows, as if tokens were added to a tokenizer alone.
     async with running_verifier(model=replace(target_model(), tokenizer=tokenizer, vocab_size=ROWS + 2)) as running:
         yield running
 
@@ -90,7 +90,7 @@ async def test_a_request_that_breaks_its_part_of_a_step_fails_alone_and_once(
 
 
 class Listener:
-    """Hears of a generation, and may fail at its second verdict."""
+    """Listens to a generation, and may fail at its second verdict."""
 
     def __init__(self, *, fails: bool) -> None:
         self._fails = fails

@@ -28,15 +28,15 @@ WORK: list[dict[str, Any]] = [
     {"max_tokens": 60, "method": "retrieval", "temperature": 0.0},
     {"max_tokens": 120},
     {"max_tokens": 25, "structured_outputs": {"regex": "[a-c]{8,20}"}},
-    # Of a text that nobody could guess plain rounds are the best, however long a forward takes.
+    # Plain rounds are best for a text that nobody could guess, however long a forward takes.
     {"max_tokens": 150, "method": "auto", "temperature": 3.0},
 ]
-"""Requests that end in all ways, and some whose next round is not known before the verdict."""
+"""Requests that end in all ways, and some whose next round is unknown before the verdict."""
 
 
 @pytest.fixture
 def num_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Sessions of each batch that was launched while the device was at another one."""
+    """Number of sessions of each batch that was launched while the device was busy with another one."""
     counts: list[int] = []
     following = Scheduler.next
 
@@ -79,7 +79,7 @@ async def test_texts_are_those_of_an_engine_that_waits(
         assert not any(num_ahead)
         monkeypatch.setattr(verifier.engine, "overlaps", True)
         assert await texts(client, work) == expected
-        # How often `auto` finds plain rounds the best depends on what else the machine does.
+        # How often `auto` prefers plain rounds depends on the load of the machine.
         assert sum(map(bool, num_ahead)) > 10 or work[0].get("method") == "auto"
 
 
@@ -118,5 +118,5 @@ async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
                 await anext(leaving)
             await leaving.aclose()
         assert await going == [expected]
-        # One that has left may still be there when the next one comes.
+        # A session that has left may still be there when the next one comes.
         assert max(num_ahead) >= 2

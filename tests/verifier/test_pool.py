@@ -1,4 +1,4 @@
-"""Sessions share a pool of keys and values that is smaller than what they want, and every text is as alone."""
+"""Sessions share a pool of keys and values that is too small for them, and every text is as if it ran alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_what_could_never_fit_is_refused_at_once() -> None:
             await client.complete("def f(", max_tokens=700)
         with pytest.raises(OutOfRange, match="shorter than this server's pool of keys and values, 640 tokens"):
             await client.complete(LONG * 3, max_tokens=1)
-        # Who names no number gets what there is room for.
+        # A request without max_tokens gets all the room that there is.
         done = await client.complete("def f(", ignore_eos=True)
         assert len(done.token_ids) + done.num_prompt_tokens == NUM_TOKENS
 
@@ -79,7 +79,7 @@ async def test_who_waits_too_long_for_room_is_told_when_to_come_back() -> None:
             await waiting
         assert full.value.retry_after_s == late.value.retry_after_s == 1.0
         await running.aclose()
-        await until(lambda: not verifier.engine.num_sessions)  # the pool is that of the tests that follow, too
+        await until(lambda: not verifier.engine.num_sessions)  # later tests use the same pool
 
 
 async def test_who_waits_comes_in_when_another_ends() -> None:
@@ -113,7 +113,7 @@ async def test_the_next_turn_reads_only_what_is_new() -> None:
         before = state_of(verifier)["found"]
         longer = await client.complete(LONG[:900] + first.text + "\n# next\n", max_tokens=8, method="off")
         found = state_of(verifier)["found"] - before
-        # All full blocks of the first turn, its output included, but for tokens that join others at the seam.
+        # All full blocks of the first turn, output included, except where tokens merge at the seam.
         assert found >= (first.num_prompt_tokens + 60) // 64 * 64 - 64
         assert found < longer.num_prompt_tokens
 

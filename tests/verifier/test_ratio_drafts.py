@@ -1,4 +1,4 @@
-"""Drafts from outside under the ratio rule: rows that cannot be true do no harm, and true ones are judged by."""
+"""Drafts from outside under the ratio rule: rows that cannot be true do no harm, and true ones count."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def collaborate(
                 return output, response.finished
             num_prompt_tokens = num_prompt_tokens or response.started.num_prompt_tokens
             output += response.chunk.token_ids
-            # The last token is the target's own: the session ends without waiting for another draft.
+            # The target itself adds the last token: the session ends without waiting for another draft.
             if len(output) < NUM_TOKENS - 1:
                 await call.write(verifier_pb2.CollaborateRequest(draft=draft(num_prompt_tokens, output)))
         raise AssertionError("the stream ended without Finished")
@@ -89,8 +89,8 @@ async def test_rows_that_cannot_be_true_do_no_harm(verifier: RunningVerifier) ->
 
 
 async def test_a_row_says_how_readily_its_token_is_kept(verifier: RunningVerifier) -> None:
-    """A token that was drawn though its row has it as rare is kept if the target says it oftener; one that was picked
-    only as often as the target says it."""
+    """A drawn token that its row calls rare is kept if the target gives it more probability; a picked token is kept
+    only as often as the target would draw it."""
     shares = {}
     for is_drawn in (True, False):
 

@@ -1,4 +1,4 @@
-"""While a prompt is read, its caller is told how far that is, and by the engine itself: one that hangs is found out."""
+"""While a prompt is read, the engine itself reports its progress to the caller, so an engine that hangs is noticed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def prompt(first: int) -> list[int]:
-    """A long prompt that no other one begins like: all tests share the pool of one model."""
+    """A long prompt that shares its beginning with no other: all tests share the pool of one model."""
     return [first, *range(100, 1900)]
 
 
@@ -31,7 +31,7 @@ def _news_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def readings_of(address: str, prompt: list[int]) -> list[Reading]:
-    """What is told while a prompt is read. Nothing else comes between."""
+    """The progress reports while a prompt is read. No other event may come between them."""
     async with insecure_channel(address) as channel:
         request = generate_request(prompt, {"max_tokens": 4, "temperature": 0})
         events = [event async for event in VerifierServiceStub(channel).Generate(request)]
@@ -83,6 +83,6 @@ async def test_an_engine_that_hangs_tells_nothing(others: int) -> None:
 
 
 def hang(verifier: RunningVerifier, until_set: threading.Event) -> None:
-    """Has the engine's thread wait in the midst of its work."""
+    """Makes the engine's thread wait in the middle of its work."""
     (session_id, *_) = verifier.engine.sessions
     verifier.engine.post(session_id, lambda _: until_set.wait(30))

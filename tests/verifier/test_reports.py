@@ -49,7 +49,7 @@ class Rounds:
         self.num_nodes = 0
 
     def draft(self, num_commits: int, taken_in: float, arrived: float | None = None, forward_us: int = 3000) -> None:
-        """Has a guess come that knows of a number of commits."""
+        """Makes a guess come that knows this number of commits."""
         self.num_nodes += 1
         draft = Draft(len(PROMPT) + num_commits, self.num_nodes, [0], [99], [-0.1], Source.DRAFT, forward_us=forward_us)
         at = taken_in if arrived is None else arrived

@@ -1,4 +1,4 @@
-"""What the datastore is asked, when, and how long its answer is waited for."""
+"""What the datastore is asked, when, and how long its answer is awaited."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORWARD_MS = 10.0
 
 
 class Generation:
-    """A target that says what it is told to, and what is retrieved for it."""
+    """A target whose draws and retrieved continuations the test sets."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Generation:
         return self.session.next_chain() if self.retrieval.extend(chain, missing) else chain
 
     def say(self, *draws: int, verifies: bool = True) -> Question | None:
-        """A round; what the datastore is asked after it."""
+        """Runs a round; returns the next question to the datastore."""
         chain = self.chain()[: len(draws) - 1] if verifies else []
         verdict = self.session.apply(chain, draws)
         judged = chain[: verdict.num_accepted + 1]
@@ -63,14 +63,14 @@ class Generation:
         return self.retrieval.take_question()
 
     def say_plainly(self, *token_ids: int) -> None:
-        """Plain rounds of a strategy that looks nothing up, of one token each."""
+        """Plain rounds of one token each, with a strategy that looks nothing up."""
         for token_id in token_ids:
             verdict = self.session.apply([], [token_id])
             self.retrieval.learn([], verdict, looks_up=False)
             self.retrieval.begin_round()
 
     def answer(self, *token_ids: int, ahead: int = 0, match_len: int = 6) -> Question | None:
-        """The datastore's answer for the committed tokens and `ahead` more; what that makes it asked next."""
+        """The datastore answers for the committed tokens and `ahead` more; returns the question that follows."""
         base_len = len(self.session.committed) + ahead
         return self.answer_at(base_len, token_ids, match_len)
 
@@ -266,7 +266,7 @@ def test_the_target_s_rows_and_refused_drafts_are_learnt_from() -> None:
         node = session.tree.add(tip, token_id, -0.1, Source.POOL)
         assert node is not None
         chain, tip = [*chain, node], node
-    draws = [3, 8, 9, 6]  # 7 is refused, and what follows it would have been right
+    draws = [3, 8, 9, 6]  # 7 is refused; the tokens after it would have been right
     retrieval.watch(chain, draws, [[(50, 3)], [(51, 2)], [(52, 1)], [(53, 1)]])
     retrieval.learn([], session.apply(chain, draws))
     retrieval.branch(4)

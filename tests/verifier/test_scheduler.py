@@ -1,4 +1,4 @@
-"""Which sessions share the next forward, and how long some are held back for the others."""
+"""Which sessions share the next forward, and how long some of them are held back for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOLD_S = HOLD_SHARE * 0.01
 
 
 def planned(engine: Engine, now: float) -> tuple[list[VerifySession], float | None]:
-    """Sessions of the next batch; without one, how long to wait for it."""
+    """Sessions of the next batch; if there is none, how long to wait for it."""
     batch = engine.scheduler.next(now)
     return [] if batch is None else list(batch.work), engine.scheduler.wait_s
 
@@ -33,7 +33,7 @@ def test_each_piece_of_a_prompt_is_held_back_for_a_quarter_of_a_forward_and_no_l
         assert planned(engine, ready_at) == ([], pytest.approx(HOLD_S))
         assert planned(engine, ready_at + HOLD_S / 2) == ([], pytest.approx(HOLD_S / 2))
         assert planned(engine, ready_at + 1.01 * HOLD_S) == ([prefilling], None)
-        # As a forward of fifty rows leaves it.
+        # As after a forward of fifty rows.
         segment = prefilling.round.segment(50, 0)
         prefilling.cache.reserve(prefilling.cache.length + len(segment.token_ids))
         prefilling.cache.append(range(prefilling.cache.length, prefilling.cache.length + len(segment.token_ids)))
@@ -47,7 +47,7 @@ def test_a_piece_of_a_prompt_is_not_held_back_beyond_the_deadline_of_those_that_
 
 
 def draft_to(session: VerifySession, num_tokens: int) -> None:
-    """A chain of tokens that the draft model is sure of, after all that is committed."""
+    """A chain after all committed tokens, of whose tokens the draft model is sure."""
     tokens = list(range(100, 100 + num_tokens))
     draft = Draft(len(session.generation.committed), 1, [0] + [1] * (num_tokens - 1), tokens, [], Source.DRAFT)
     session.add_draft(draft, OPENED_AT)
@@ -56,7 +56,7 @@ def draft_to(session: VerifySession, num_tokens: int) -> None:
 def add_drafted(
     engine: Engine, method: Method = SPECULATIVE, num_prompt_tokens: int = 3, *, shares_gpu: bool = True
 ) -> VerifySession:
-    """A session whose draft model has read its prompt, and has drafted nothing after it yet."""
+    """A session whose draft model has read its prompt, and has not drafted after it yet."""
     session = add_session(engine, method, num_prompt_tokens, 2, shares_gpu=shares_gpu)
     session.attach()
     session.add_draft(Draft(2, 1, [0], [2], [], Source.DRAFT), OPENED_AT)

@@ -1,4 +1,4 @@
-"""What a round verifies of a chain that was retrieved, and when it waits for the draft model's."""
+"""What a round verifies of a retrieved chain, and when it waits for the draft model's."""
 
 from __future__ import annotations
 

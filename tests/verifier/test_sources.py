@@ -1,4 +1,4 @@
-"""Sources of the verifier's own, and trees: the text of plain decoding, from a server without peers."""
+"""The verifier's own sources, and trees, on a server without peers: the text is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.verifier_requests import refusal, request
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
 READING = "import os\n\ndef read_config(path):\n"
-"""A prompt that says little of what follows it."""
+"""A prompt that predicts little of its continuation."""
 RECYCLED, POOL, DYNAMIC = types_pb2.SOURCE_RECYCLED, types_pb2.SOURCE_POOL, types_pb2.SOURCE_DYNAMIC
 CHAIN, TREE = types_pb2.ROWS_CHAIN, types_pb2.ROWS_TREE
 NUM_TOKENS = 40
@@ -35,7 +35,7 @@ async def stub() -> AsyncIterator[Any]:
 
 
 async def said(stub: Any, text: str = PROMPT, **fields: Any) -> tuple[list[int], verifier_pb2.SpeculationSummary]:
-    """What a request generates, and its summary."""
+    """The output of a request, and its summary."""
     token_ids: list[int] = []
     prompt = verifier_pb2.Prompt(text=text)
     async for response in stub.Generate(request(prompt, max_tokens=NUM_TOKENS, seed=3, ignore_eos=True, **fields)):
@@ -98,7 +98,7 @@ async def test_a_prediction_that_is_nearly_right_makes_the_same_text_with_fewer_
         same, summary = await said(stub, READING, **given, prediction=" ".join(words))
         assert text == same == plain
         if method == types_pb2.METHOD_AUTO:
-            continue  # how often it looks anything up depends on the times that it measures
+            continue  # the number of its lookups depends on the times that it measures
         by_source = {count.source: count.num_tokens for count in summary.accepted_by_source}
         assert by_source.get(types_pb2.SOURCE_PREDICTION, 0) >= 10
         assert summary.num_rounds <= without.num_rounds // 3

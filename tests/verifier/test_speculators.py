@@ -1,4 +1,4 @@
-"""A verifier with several speculators: the text is the same wherever its drafts come from, and a move is no loss."""
+"""A verifier with several speculators: the text does not depend on the drafter, and a move loses nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_text_whose_session_is_moved_on_the_way_is_the_same_and_nothing_
                 has_asked = True
         result = generation.result
     assert result.token_ids == plain.token_ids
-    if method != "auto":  # which may have chosen to go without drafts
+    if method != "auto":  # which may have chosen to run without drafts
         assert fleet.num_moves == 1
         assert one.engine.counts.num_opened == other.engine.counts.num_opened == 1
     assert (result.summary.num_speculator_losses, result.summary.degraded) == (0, False)

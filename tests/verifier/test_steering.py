@@ -1,4 +1,4 @@
-"""What a generation's drafter is told while it drafts: news only."""
+"""What a generation's drafter is told while it drafts: only changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who chooses the strategy of a session: its request, its own controller, or the group that shares its forwards."""
+"""Who chooses a session's strategy: its request, its own controller, or the group that shares its forwards."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def choice(timings: EngineTimings, speculation: SpeculationParams = AUTO) -> Str
 def run(
     timings: EngineTimings, choices: list[StrategyChoice], num_steps: int, step_ms: float, now: float = 0.0
 ) -> list[int]:
-    """Runs steps that take this long while anybody drafts and bring nobody more than a plain one; returns how many
-    strategies were followed after each."""
+    """Runs steps that take this long while any session drafts, and that bring each session as little as a plain step.
+    Returns the number of distinct strategies after each step."""
     counts = []
     for _ in range(num_steps):
         timings.set_sessions([Activity.of(each.strategy) for each in choices])
@@ -84,7 +84,7 @@ def test_a_session_that_is_left_alone_chooses_by_itself_again(timings: EngineTim
     assert choices[0].strategy != FIRST
     timings.set_sessions([Activity.NONE])
     choices[0].choose()
-    # Of sessions that are alone nothing is known yet.
+    # Nothing is known yet of sessions that run alone.
     assert choices[0].strategy == FIRST
 
 
@@ -117,7 +117,7 @@ def test_it_goes_on_plain_as_long_as_nothing_better_was_found(timings: EngineTim
         run(timings, choices, 1, step_ms=100.0, now=step)
         foretold.append((goes_on, was_plain and choices[0].strategy.is_plain))
     assert {True, False} == {goes_on for goes_on, _ in foretold}
-    # A group has decided before the step; a controller of its own may find something else in the step itself.
+    # A group decides before the step; a session's own controller may decide otherwise during the step.
     wrong = [pair for pair in foretold if pair[0] != pair[1]]
     assert wrong == [] if num_sessions > 1 else set(wrong) <= {(True, False)}
 
@@ -153,11 +153,11 @@ def test_the_overhead_of_plain_rounds_is_learnt_where_no_draft_model_is_at_work(
     for activity, overhead_ms in ((Activity.NONE, 2.0), (Activity.DRAFTING, 20.0), (Activity.NONE, 2.0)):
         for _ in range(100):
             timings.set_sessions([activity] * 16)
-            # Just after drafting has ended, the draft model still ends what it is at.
+            # Just after drafting has ended, the draft model still finishes its current work.
             timings.add_overhead(overhead_ms)
     assert timings.overhead_ms(Activity.NONE) == pytest.approx(2.0)
     assert timings.overhead_ms(Activity.DRAFTING) == pytest.approx(20.0)
     assert timings.plain_ms == pytest.approx(22.0)
-    # The nearest load stands for one that was never met.
+    # A load that was never seen takes the value of the nearest one.
     timings.set_sessions([Activity.NONE] * 4)
     assert timings.overhead_ms(Activity.NONE) == pytest.approx(2.0)

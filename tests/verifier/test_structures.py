@@ -1,4 +1,4 @@
-"""Structures in a running verifier: one that cannot be followed any further ends its own call alone."""
+"""Structures in a running verifier: one that cannot be followed any further ends only its own call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def verifier() -> AsyncIterator[RunningVerifier]:
 
 @pytest.fixture(params=[7, 8, 9])
 def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets grammars become too complex on the way, as no honest one does: when a token is drawn, or when one is
+    """Makes grammars become too complex on the way, which no honest one does: when a token is drawn, or when one is
     committed."""
     num_consumed: dict[GrammarMatcher, int] = {}
     consume = GrammarMatcher.consume

@@ -1,4 +1,4 @@
-"""Retrieved tokens behind the chain that the draft model has drafted: DOUBLE on the target's side."""
+"""Retrieved tokens after the chain that the draft model has drafted: DOUBLE on the target's side."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def session_of(
 
 
 def draft(*token_ids: int, logprobs: list[float] | None = None, q: SparseRow | None = None) -> Draft:
-    """A chain of the draft model behind the prompt."""
+    """A chain of the draft model after the prompt."""
     count = len(token_ids)
     offsets = [0, *[1] * (count - 1)]
     return Draft(
@@ -110,7 +110,7 @@ def test_tokens_that_were_kept_behind_a_draft_are_counted() -> None:
     verdict = session.settle(draws, FORWARD)
     assert verdict.sources == (*[Source.DRAFT] * GAMMA, *[Source.PRIOR] * 3, Source.TARGET)
     assert session.generation.statistics.num_tail_tokens == 3
-    # In place of a draft they are no tail.
+    # Retrieved tokens instead of a draft are no tail.
     alone = session_of(own=(DoubleParams(max_phrase_len=3),))
     alone.settle([*TEXT[3 : 3 + len(nodes_of(alone))], 77], FORWARD)
     assert alone.generation.statistics.accepted_by_source == {Source.PRIOR: 3}
@@ -131,7 +131,7 @@ def test_a_draft_on_the_way_of_the_tail_stays_the_draft_models() -> None:
 
 def test_under_the_ratio_rule_a_sample_is_not_judged_because_the_tail_agrees_with_it() -> None:
     row = SparseRow((10, 11, 12, 13, 14, 98), (1, 1, 1, 1, 1, 1))
-    for beyond in (14, 98):  # with the tail, and against it
+    for beyond in (14, 98):  # agrees with the tail, and does not
         session = session_of(temperature=1.0, acceptance_rule=AcceptanceRule.RATIO, shared_noise=False)
         session.add_draft(draft(10, 11, 12, 13, beyond, q=row), 0.1)
         assert tokens_of(session) == [10, 11, 12, 13]

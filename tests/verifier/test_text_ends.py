@@ -1,4 +1,4 @@
-"""Where the text of each token ends: with and without stop strings, however the tokens come in rounds."""
+"""Where the text of each token ends: with and without stop strings, however rounds split the tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def codec() -> TextCodec:
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[int, ...]:
-    """Tokens of texts with characters of several tokens; some texts are cut, and special tokens stand between them."""
+    """Texts with characters of several tokens. Some texts are cut, and special tokens lie between them."""
     token_ids: list[int] = []
     for text in draw(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=6)):
         of_text = codec().encode(text)
@@ -55,9 +55,9 @@ def spec_of(model: LoadedModel, **fields: Any) -> SessionSpec:
 
 
 def told(spec: SessionSpec, chunks: Sequence[tuple[int, ...]]) -> tuple[str, list[int], int]:
-    """The joined text, the ends, and the number of tokens up to the end of a generation that says these tokens."""
+    """The joined text, the ends, and the number of tokens up to the end, of a generation that says these tokens."""
     stop_text = StopText(spec, codec()) if spec.stop else None
-    # Of a generation, a chunk needs its request alone.
+    # A chunk needs only the request of a generation.
     generation = cast(Any, SimpleNamespace(spec=spec))
     responses = Responses(generation, target_model(), codec())
     template = ending_of(replace(spec, is_complete=True))
@@ -84,7 +84,7 @@ def told(spec: SessionSpec, chunks: Sequence[tuple[int, ...]]) -> tuple[str, lis
 
 
 def decided(token_ids: Sequence[int], *, skips: bool) -> str:
-    """What decoding a run says that no token behind it can change."""
+    """The text of a run that no later token can change."""
     return codec().decode(token_ids, skip_special_tokens=skips).rstrip("\ufffd")
 
 
@@ -124,7 +124,7 @@ def test_a_resumed_call_counts_from_what_earlier_ones_have_sent(
     whole, ends, num_tokens = told(spec_of(target_model(), stop=stop), [token_ids])
     begun, rest = token_ids[: min(cut, num_tokens)], token_ids[min(cut, num_tokens) : num_tokens]
     resumed = spec_of(target_model(), stop=stop, resume_token_ids=begun)
-    # As the call before it leaves the text: what is held back has not been sent.
+    # The state that the earlier call left: text that is held back has not been sent.
     before = replace(resumed, resume_token_ids=())
     stop_text, stream = StopText(before, codec()), codec().stream()
     stop_text.take(begun)

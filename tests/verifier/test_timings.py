@@ -1,4 +1,4 @@
-"""What an engine takes a round to cost beside its forward."""
+"""What an engine measures as a round's cost besides its forward."""
 
 from __future__ import annotations
 

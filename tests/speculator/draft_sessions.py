@@ -1,4 +1,4 @@
-"""Sessions of the speculator's engine: what opens one, what is collected of it, and what it should be."""
+"""Sessions of the speculator's engine: how one is opened, what it is sent, and what it should be sent."""
 
 from __future__ import annotations
 

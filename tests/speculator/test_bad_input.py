@@ -1,4 +1,4 @@
-"""Whatever a verifier gets wrong is refused by name; the speculator stays up, and nothing is left behind."""
+"""All errors of a verifier are refused by name; the speculator stays up, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_steering_that_says_little_leaves_the_rest_as_it_was_opened(
     )
     await call.write(opening(speculator, speculation=unshared))
     await call.draft()
-    await call.write(steering(forward_us=2_000_000, round_trip_us=400))  # a whole draft is worth the wait
+    await call.write(steering(forward_us=2_000_000, round_trip_us=400))  # the target can wait for a whole draft
     await call.write(steering(speculation=types_pb2.SpeculationParams(num_speculative_tokens=6)))
     await call.write(commit(10, [7]))
     draft = await call.draft()

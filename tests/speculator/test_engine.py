@@ -1,4 +1,4 @@
-"""The speculator's engine: its drafts are those of the draft model, whatever it does between two commits."""
+"""The speculator's engine sends the draft model's drafts, whatever it does between two commits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_each_commit_is_answered_with_the_draft_models_own_chain(engine: Engine)
         while draft.base_len < len(committed):
             draft = sink.drafts.get(timeout=30)
         chain = expected_chain(committed)
-        # After a commit that agrees with the chain, only its new end is sent.
+        # After a commit that agrees with the chain, only the chain's new end is sent.
         assert list(draft.token_ids) == chain[len(chain) - len(draft.token_ids) :]
 
 
@@ -121,7 +121,7 @@ def test_a_session_that_begins_paused_reads_nothing_before_it_is_steered() -> No
     engine.open(paused, sink)
     engine.commit("s", (7,))
     taken_in = threading.Event()
-    # Two times: what is posted is taken in before a turn, so when the second comes, there was one with the first.
+    # Posts are taken in before a turn, so the second one comes after a turn that had the first.
     for _ in range(2):
         taken_in.clear()
         engine.post("s", lambda _: taken_in.set())

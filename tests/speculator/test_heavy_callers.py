@@ -1,4 +1,4 @@
-"""Callers that read nothing, or say nothing: nobody else notices."""
+"""Callers that read nothing, or are silent, do not disturb others."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ async def test_a_caller_that_reads_nothing_is_cut_off(
         has_drafted.set()
 
     monkeypatch.setattr(CallerSession, "send", noticed)
-    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]  # little is read ahead for it
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]  # so that little is read ahead for it
     async with grpc.aio.insecure_channel(speculator.address, options=options) as channel:
         call = Session(speculator_pb2_grpc.SpeculatorServiceStub(channel))
         await call.write(opening(speculator))
         await call.read()
         for position in range(len(PROMPT), 1500):
-            # The next commit when the last one has brought a draft; or none comes any more.
+            # Commits after the draft for the last commit, or after a second if none comes any more.
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await has_drafted.wait()

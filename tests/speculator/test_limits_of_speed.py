@@ -1,4 +1,4 @@
-"""A speculator that is slower than a verifier wants to try unasked waits until it is steered."""
+"""A speculator that is slower than a verifier would try unasked waits until it is steered."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ async def test_beyond_the_limit_it_drafts_when_it_is_steered(call: Any, speculat
     await call.write(commit(len(PROMPT), [7]))
     draft = asyncio.create_task(call.draft())
     await call.write(speculator_pb2.SessionRequest(number=1, steering=STEERING))
-    # All that it says follows the commit: nothing was drafted before the steering.
+    # Its first draft already follows the commit, so nothing was drafted before the steering.
     assert (await draft).base_len == len(PROMPT) + 1

@@ -1,4 +1,4 @@
-"""A speculator says how much it has to do: to each connection once, and again when that has changed."""
+"""A speculator reports its load once on each connection, and again when it has changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.speculator_requests import PROMPT, Session, commit, opening
 
 
 class Clock:
-    """Stands still until it is told to move."""
+    """A clock that stands still until it is told to move."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -53,7 +53,7 @@ def test_the_use_of_the_engine_is_that_of_the_last_second_and_small_changes_are_
 ) -> None:
     reports.open("a", reports.current(1, 0.0))
     clock.now += WINDOW_S / 2
-    assert reports.current(1, 0.4).busy_percent == 0  # too short a time to say
+    assert reports.current(1, 0.4).busy_percent == 0  # too short a time for a percentage
     clock.now += WINDOW_S / 2
     half = reports.current(1, 0.5)
     assert half.busy_percent == 50
@@ -66,7 +66,7 @@ def test_the_use_of_the_engine_is_that_of_the_last_second_and_small_changes_are_
 
 
 async def read_load(call: Session) -> speculator_pb2.SpeculatorLoad:
-    """The next load that a stream tells."""
+    """The next load that a stream reports."""
     while True:
         response = await call.read()
         event = getattr(response, response.WhichOneof("event"))
@@ -83,7 +83,7 @@ async def test_streams_tell_how_many_sessions_there_are_when_that_changes() -> N
             await first.write(opening(speculator))
             load = await read_load(first)
             assert (load.num_sessions, load.max_num_sessions) == (1, 5)
-            # Another caller, on a connection of its own: the first one hears of it with its next draft.
+            # Another caller, on its own connection: the first one hears of it with its next draft.
             async with grpc.aio.insecure_channel(speculator.address, [("grpc.use_local_subchannel_pool", 1)]) as other:
                 second = Session(speculator_pb2_grpc.SpeculatorServiceStub(other))
                 await second.write(opening(speculator))

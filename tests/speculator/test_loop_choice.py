@@ -1,4 +1,4 @@
-"""How many steps a draft model makes at once: as many as its chains have been worth."""
+"""The number of steps that a draft model makes at once follows the useful length of its chains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STEP_S = 0.001
 
 
 class Loops:
-    """Loops of four steps, eight or twelve, for chains of some length."""
+    """Drafts chains of some length by loops of four, eight or twelve steps."""
 
     def __init__(self, gap_s: float) -> None:
         self.choice = LoopChoice()
@@ -40,7 +40,7 @@ def test_it_begins_with_the_shorter_one_and_follows_the_chains() -> None:
     loops = Loops(gap_s=0.001)
     assert loops.draft(8) == [4, 4]
     assert [loops.draft(8) for _ in range(20)][-1] == [8]
-    # What they have been does not bind for ever.
+    # Old chains are forgotten.
     assert [loops.draft(3) for _ in range(20)][-1] == [4]
     assert [loops.draft(8) for _ in range(60)][-1] == [8]
 
@@ -74,7 +74,7 @@ def test_chains_that_may_not_be_longer_do_not_say_that_others_are_not() -> None:
 def test_steps_in_vain_are_weighed_against_gaps(gap_s: float, length: int) -> None:
     loops = Loops(gap_s)
     for _ in range(60):
-        # Three chains of four go on behind four steps: the gaps of three, or four steps of one in vain.
+        # Three of four chains go on after four steps: loops of four cost three gaps, loops of eight waste four steps.
         for chain_len in (8, 8, 8, 3):
             loops.draft(chain_len)
     assert loops.draft(8)[0] == length

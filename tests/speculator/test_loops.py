@@ -1,4 +1,4 @@
-"""Steps that a GPU makes in one go change nothing: the same messages go out as if they were made one by one."""
+"""Steps that a GPU makes in one go send the same messages as single steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHAIN = SpeculationParams(SPECULATIVE, num_speculative_tokens=5, lookahead=5)
 AHEAD = SpeculationParams(PEARL, num_speculative_tokens=4, lookahead=16, min_path_probability=0.01)
 IN_TURNS = SpeculationParams(BEST_FIRST, 12, 12, rows=Rows.TREE, own=(BestFirstParams(serial=True),))
 IN_TURNS_TO_THE_END = replace(IN_TURNS, rows=Rows.CHAIN)
-"""However improbable the path becomes, it is gone on with while that pays."""
+"""A chain grows while that pays, however improbable its path becomes."""
 SPECS: list[tuple[SamplingParams, SpeculationParams]] = [
     (SamplingParams(seed=1, temperature=0.7), CHAIN),
     (SamplingParams(temperature=0.0), AHEAD),
@@ -62,7 +62,7 @@ class Sink:
 
 
 class Stepped:
-    """An engine whose thread has ended: a test takes its steps."""
+    """An engine whose thread has ended; a test runs its steps."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Stepped:
         self.num_forwards = 0
         self.looped: list[int] = []
         self.told: list[tuple[int, int]] = []
-        """For each forward the rows that it was told how to draw from, and those with logits."""
+        """For each forward, the number of rows with parameters of draws, and of rows with logits."""
         self._count(runner)
         model = replace(draft_model(), runner=runner, vocab_size=VOCAB_SIZE, max_context_len=512)
         self.engine = Engine(model)
@@ -91,7 +91,7 @@ class Stepped:
             self.num_forwards += 1
             self.told.append((len(draws.params), sum(segment.num_logits for segment in segments)))
             found = forward(segments, draws=draws)
-            # It has brought what draws depend on with its inputs.
+            # The forward has copied the parameters of its draws with its inputs.
             assert draws.on_device is not None or not draws.params
             return found
 
@@ -116,7 +116,7 @@ class Stepped:
             pass
 
     def commit(self, rng: random.Random) -> None:
-        """Commits for some sessions what they have drafted, or other tokens."""
+        """Commits the drafted tokens of some sessions, or other tokens."""
         for session_id in sorted(self.engine.sessions):
             node, tokens = self.engine.sessions[session_id].session.tree.root, list[int]()
             while node.children and rng.random() < 0.8:
@@ -166,7 +166,7 @@ def test_only_chains_whose_every_token_is_the_best_one_are_looped(number: int) -
 
     stepped = both(run)
     assert bool(stepped.looped) == (number in LOOPED)
-    # What a draft model draws by itself is drawn on the host.
+    # Samples of a draft model's own noise are drawn on the host.
     draws_itself = number in DRAWN
     assert all(told == (0 if draws_itself else wanted) for told, wanted in stepped.told)
 
@@ -239,7 +239,7 @@ def test_near_the_end_of_the_context_steps_are_made_one_by_one() -> None:
 
 def test_a_loop_takes_no_room_from_others() -> None:
     def run(stepped: Stepped) -> None:
-        # Eight steps of the older one would need the last block, of which the younger one has need later.
+        # Eight steps of the older one would take the last block, which the younger one needs later.
         stepped.open(0, 59)
         stepped.open(1, 62)
         stepped.settle()

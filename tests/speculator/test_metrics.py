@@ -1,4 +1,4 @@
-"""What a draft engine counts: every node that it grows is committed or wasted in the end."""
+"""Counts of a draft engine: every node that it grows ends up committed or wasted."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def test_nodes_are_committed_or_wasted_and_messages_and_time_are_counted()
     assert number["committed_tokens"] >= accepted > 0
     assert number["proposals"] <= number["sent_nodes"] < received
     assert (number["sessions"], number["sessions_active"]) == (4, 0)
-    # Until the connection stands, or while the machine is busy, a session goes on alone, and is drafted for from where
-    # it is by then.
+    # Before the connection stands, or while the machine is busy, a session runs alone. Drafting then starts at its
+    # current position.
     assert number["resyncs"] <= number["sessions"]
     steps = values["outrider_draft_step_duration_seconds"]
     assert steps["count"] > 0
@@ -55,7 +55,7 @@ async def test_nodes_are_committed_or_wasted_and_messages_and_time_are_counted()
 
 
 class Nobody:
-    """Takes drafts and does nothing with them."""
+    """Discards drafts."""
 
     def send(self, draft: Draft) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Phrases behind a draft chain: how long they are, when there are none, and what they learn."""
+"""Phrases after a draft chain: how long they are, when there are none, and what they learn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Copies:
 
 
 class Untaught(RetrievalCalibration):
-    """Takes no guess for worse because it was wrong."""
+    """Learns nothing from guesses that were wrong."""
 
     def add(self, key: RetrievalKey, agreed: bool) -> None:
         pass

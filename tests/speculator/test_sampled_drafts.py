@@ -1,4 +1,4 @@
-"""Sessions under the ratio rule: what is sent was drawn from the very rows that are sent with it."""
+"""Sessions under the ratio rule: tokens are drawn from exactly the rows that are sent with them."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def drawn_chain(
 
 
 def assert_is(draft: Draft, chain: list[Candidate]) -> None:
-    """Its first nodes; those of other outcomes may follow."""
+    """Its first nodes; nodes of other outcomes may follow."""
     assert list(draft.token_ids)[: len(chain)] == [candidate.token_id for candidate in chain]
     assert not any(draft.q_rows[len(chain) :])
     for row, candidate in zip(draft.q_rows, chain, strict=False):
         assert row is not None
         assert candidate.q is not None
-        # Rows of one forward and of another differ in their last bits, and a weight near a half with them.
+        # Rows of different forwards differ in their last bits, and so may a weight whose fraction is near a half.
         expected = candidate.q.probability
         assert [row.probability(t) for t in row.token_ids] == pytest.approx(
             [expected(t) for t in row.token_ids], abs=1e-4
@@ -109,7 +109,7 @@ def test_at_temperature_zero_nothing_is_drawn(engine: Engine) -> None:
 
 @pytest.mark.parametrize("shared_noise", [False, True])
 def test_nothing_is_ranked_with_the_targets_noise(shared_noise: bool) -> None:
-    """Neither the draft model's picks nor what is retrieved: the target's next token is drawn with it."""
+    """The target draws its next token with that noise, so neither the draft model nor retrieval may rank with it."""
     speculation = replace(SPECULATION, shared_noise=shared_noise, retrieval=True)
     drafting = DraftSession(spec("s", speculation), draft_model().runner.new_cache(), 512)
     assert drafting.ranking.is_greedy

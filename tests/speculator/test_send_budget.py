@@ -1,4 +1,4 @@
-"""What goes out is bounded by round and by what is on its way, and what waits goes out later."""
+"""Bytes are bounded by round and in flight, and what has to wait goes out later."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_line_on_which_commits_find_two_messages_is_not_near_and_stays_so() ->
         last_id = in_messages(allowance, many, last_id, 4)
         allowance.begin_round(first_id + 1)  # all four are on their way
     assert allowance.num_affordable(many) <= PER_ROUND
-    # Nothing was on its way because nothing could go out: that does not make the line near again.
+    # Nothing was in flight because nothing could go out; that is no sign of a fast connection.
     allowance.begin_round(last_id)
     assert allowance.num_affordable(many) == PER_ROUND
 
@@ -170,7 +170,7 @@ def test_never_more_goes_out_than_is_allowed(steps: list[tuple[int, bool, int]])
 
 
 def grown(drafting: DraftSession) -> list[Draft]:
-    """The messages until nothing grows or goes out any more, 200 forwards at most."""
+    """The messages until nothing grows or goes out any more, within 200 forwards."""
     model, messages = draft_model(), []
     for _ in range(200):
         expansion = drafting.next_expansion()
@@ -214,7 +214,7 @@ def test_rows_of_the_forwards_and_nodes_that_had_to_wait_are_told_once() -> None
     drafting = wide_drafting()
     messages = grown(drafting)
     sent = sum(len(message.token_ids) for message in messages)
-    # The first forward reads the prompt and expands its last token, the others expand layers of at most 200.
+    # The first forward reads the prompt and expands its last token; the others expand layers of at most 200.
     assert messages[0].num_rows >= 1
     assert sum(message.num_forwards for message in messages) <= sum(message.num_rows for message in messages)
     assert sum(message.num_withheld_nodes for message in messages) <= drafting.tree.num_nodes - sent
@@ -223,4 +223,4 @@ def test_rows_of_the_forwards_and_nodes_that_had_to_wait_are_told_once() -> None
     more = drafting.take_message(is_idle=True)
     assert more is not None
     told = sum(message.num_withheld_nodes for message in [*messages, more])
-    assert waiting <= told <= waiting + 200  # a layer may have grown behind the commit
+    assert waiting <= told <= waiting + 200  # a layer may have grown after the commit

@@ -1,6 +1,4 @@
-"""A drafting session: whatever was committed and pruned before, the draft model sees each node's own path
-and nothing else.
-"""
+"""A drafting session: after any commits and prunings, the draft model sees exactly each node's own path."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def runner() -> Runner:
 
 
 def reference_logits(runner: Runner, token_ids: Sequence[int]) -> torch.Tensor:
-    """The logits after a path that was never drafted: one fresh forward."""
+    """The logits after a path that was never drafted, by one fresh forward."""
     return runner.forward([Segment(runner.new_cache(), list(token_ids), 1)])[0]
 
 
@@ -97,7 +95,7 @@ def candidates(*probabilities: float) -> list[list[Candidate]]:
 
 
 def grow_as(drafting: DraftSession, runner: Runner, *probabilities: float) -> None:
-    """One forward that finds candidates of these probabilities."""
+    """Runs one forward, and pretends that it finds candidates of these probabilities."""
     expansion = drafting.next_expansion()
     assert expansion is not None
     runner.forward([drafting.segment(expansion, 64)])
@@ -111,7 +109,7 @@ def test_a_draft_in_turns_says_what_it_is_worth_and_what_a_forward_would_add(run
     grow_as(drafting, runner, 0.8, 0.1)
     draft = drafting.awaited_draft()
     assert draft is not None
-    # The target's own token, and .8 and .1 of two nodes; a token after the path is as probable as most are kept.
+    # The target's own token, and two nodes of .8 and .1; the next token is kept at the usual rate.
     assert draft == pytest.approx((1.9, 0.8 * 0.7, 1, 5700))
     grow_as(drafting, runner, 0.5)
     second = drafting.awaited_draft()
@@ -132,7 +130,7 @@ def test_of_forwards_that_are_made_at_once_the_mean_counts(runner: Runner) -> No
     draft = drafting.awaited_draft()
     assert draft is not None
     assert draft.num_gained == pytest.approx(0.8 * 0.7**2.5)
-    # No more of them than there is use for.
+    # No more tokens than the target can use.
     drafting.steer(Steering(max_num_nodes=2))
     shorter = drafting.awaited_draft()
     assert shorter is not None
@@ -160,7 +158,7 @@ def test_where_the_target_waits_nothing_deeper_grows_than_it_can_verify(runner: 
     for most in (0, 2, 9):
         drafting = make_drafting(runner, method)
         drafting.steer(Steering(max_num_nodes=most))
-        # What is said later without a number leaves it as it was.
+        # A later steering without a number keeps the earlier one.
         drafting.steer(Steering(forward_us=1000))
         while (expansion := drafting.next_expansion()) is not None:
             assert expansion.max_len <= (6 if method is PEARL else most or 3)
@@ -241,7 +239,7 @@ class Tiers:
 
 
 class Untaught(DraftCalibration):
-    """Lets every claim stand: two drafters can be compared whatever they have seen."""
+    """Lets every claim stand, so that two drafters can be compared whatever they have seen."""
 
     def add(self, claims: Sequence[tuple[DraftKey, float]], agreed: int) -> None:
         pass

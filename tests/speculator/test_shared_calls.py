@@ -1,4 +1,4 @@
-"""Sessions that share a call: one message for all that have something to say, and no other thing in common."""
+"""Sessions that share a call: one message carries everything that they send, and they share nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def speculator() -> AsyncIterator[RunningSpeculator]:
 
 
 class Caller:
-    """A call with sessions, and what each of them was told."""
+    """A call with sessions, and the responses to each of them."""
 
     def __init__(self, call: Any, speculator: RunningSpeculator) -> None:
         self.call, self._speculator = call, speculator
@@ -49,7 +49,7 @@ class Caller:
         return message
 
     async def drafts(self, number: int, base_len: int) -> list[types_pb2.Draft]:
-        """Reads until a session has drafted behind so many tokens; returns all its drafts."""
+        """Reads until a session has a draft after so many tokens; returns all its drafts."""
         while True:
             found = [each.draft.draft for each in self.told.get(number, ()) if each.WhichOneof("event") == "draft"]
             if any(draft.base_len >= base_len for draft in found):
@@ -57,7 +57,7 @@ class Caller:
             await self.read()
 
     async def end(self, number: int) -> pb.SpeculateEnded:
-        """Reads until a session was ended; returns how."""
+        """Reads until a session has ended; returns its end."""
         while True:
             for response in self.told.get(number, ()):
                 if response.WhichOneof("event") == "ended":

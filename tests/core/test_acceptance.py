@@ -1,4 +1,4 @@
-"""The ratio rule on numbers: what is drawn from, what is kept, what comes in place of a refused token."""
+"""The ratio rule on numbers: what is drawn from, what is kept, what replaces a refused token."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_row_has_the_most_probable_tokens_in_proportion(probabilities: list[fl
     assert min(row.weights) >= 1
     assert weights.keys() <= set(range(100, 100 + len(kept)))
     for token_id, probability in enumerate(kept, start=100):
-        # Half a weight off at most: what is less probable than that is not drawn at all.
+        # At most half a weight off; less probable tokens are never drawn.
         assert abs(weights.get(token_id, 0) - TOTAL_WEIGHT * probability / sum(kept)) <= 0.5 + 1e-6
 
 
@@ -106,7 +106,7 @@ def test_whatever_the_bias_leaves_something_can_be_drawn(
     probabilities: list[float], bias: float, num_biased: int
 ) -> None:
     row = sparse_row(range(len(probabilities)), probabilities, bias, num_biased)
-    # Half a weight for each token, which its rounding may take or add.
+    # Rounding may add or remove half a weight for each token.
     assert abs(row.total - TOTAL_WEIGHT) <= MAX_ROW_LEN / 2
     assert all(
         weight > 0 and probabilities[token_id] > 0 for token_id, weight in zip(row.token_ids, row.weights, strict=True)
@@ -143,8 +143,8 @@ def test_what_is_drawn_carries_the_biased_probability_and_what_is_picked_the_mod
 
 
 def trade(p: Sequence[float], q: Sequence[float], bias: float, num_biased: int) -> tuple[float, float]:
-    """SAGUARO sampling, all outcomes counted: the probability that a draft is kept, and that of a hit after a refusal,
-    which is that the next token is one of the draft model's F best. `q` begins with the most probable token."""
+    """SAGUARO sampling over all outcomes. Returns the probability that a draft is kept, and that of a hit after a
+    refusal: the next token is one of the draft model's F best. `q` begins with the most probable token."""
     row = sparse_row(range(len(q)), q, bias, num_biased)
     claimed = [row.probability(token_id) for token_id in range(len(q))]
     left = [max(0.0, target - draft) for target, draft in zip(p, claimed, strict=True)]
@@ -160,7 +160,7 @@ def test_a_smaller_bias_trades_acceptance_for_hits() -> None:
     kept, hits = trade(p, q, 0.5, 2)
     assert kept == pytest.approx((0.25 + 0.15) / 0.6 + 0.15 + 0.05, abs=1e-3)
     assert hits == 1, "nothing but the best two is left"
-    # A draft that is not the target: without a bias .1 is left, all of it of the last token.
+    # This draft is not the target: without a bias the residual is .1, all of it of the last token.
     p = [0.5, 0.3, 0.05, 0.15]
     found = [trade(p, q, bias, 2) for bias in BIASES]
     acceptances, rates = zip(*found, strict=True)
@@ -242,7 +242,7 @@ def test_a_token_that_alone_is_possible_is_put_out_even_if_rounding_refuses_it(m
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[list[list[float]], list[Candidate]]:
-    """A chain whose drafter says anything, and what the target says of it: some tokens never."""
+    """A chain whose drafter claims anything, and the target's rows, in which some tokens are impossible."""
     vocab_size, chain_len = draw(st.integers(2, 5)), draw(st.integers(0, 4))
     tokens = st.integers(0, vocab_size - 1)
     rows = []
@@ -273,7 +273,7 @@ def test_whatever_a_drafter_says_only_possible_tokens_are_emitted(
 
 @pytest.mark.parametrize("q", [(7, 2, 1), (1, 2, 7), (1, 1), None])
 def test_the_first_token_has_the_targets_distribution(q: tuple[int, ...] | None) -> None:
-    """And a drawn token is kept with the sum of min(p, q)."""
+    """Also, a drawn token is kept with the sum of min(p, q)."""
     p, num = [0.5, 0.3, 0.2], 20_000
     words = np.random.default_rng(1).integers(0, 2**64, num, dtype=np.uint64).tolist()
     counts, num_kept = np.zeros(3), 0
@@ -353,7 +353,7 @@ def test_the_noise_is_uniform() -> None:
 
 
 def traded(p: np.ndarray, q: np.ndarray, bias: float, num_biased: int) -> tuple[float, float]:
-    """Probability that a drafted token is kept, and that the one after a refusal is among the most probable drafts."""
+    """Probability that a drafted token is kept, and that the one after a refusal is among the draft's most probable."""
     best = np.argsort(-q)
     row = sparse_row(best.tolist(), q[best].tolist(), bias, num_biased)
     drawn = np.array([row.probability(token_id) for token_id in range(len(q))])
@@ -363,7 +363,7 @@ def traded(p: np.ndarray, q: np.ndarray, bias: float, num_biased: int) -> tuple[
 
 @pytest.mark.parametrize("num_biased", [1, 4])
 def test_a_lower_bias_trades_acceptance_for_hits_after_a_refusal(num_biased: int) -> None:
-    # SAGUARO, section 4.2: a draft model that is near its target, over all pairs of a fixed set.
+    # SAGUARO, section 4.2: a draft model that is close to its target, over all pairs of a fixed set.
     rng = np.random.default_rng(2)
     pairs = []
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""What changes a row's logits: by the tokens before it, whatever part of them is committed and what is only drafted."""
+"""Changes of a row's logits that depend on the tokens before it, however many of those are committed or drafted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8)
 
 
 def as_dict(adjustment: Adjustment) -> tuple[dict[int, float], set[int]]:
-    """The subtrahends by token, and the forbidden tokens."""
+    """The amounts to subtract, by token, and the forbidden tokens."""
     pairs = zip(adjustment.seen_token_ids.tolist(), adjustment.subtrahends.tolist(), strict=True)
     found = dict(pairs)
     assert len(found) == len(adjustment.seen_token_ids)  # each once

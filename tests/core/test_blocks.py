@@ -1,4 +1,4 @@
-"""A pool's blocks: nothing is handed out twice, nothing is lost, and prefixes are found by their own tokens alone."""
+"""A pool's blocks are never handed out twice, never lost, and prefixes are found only by their own tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AnyUse(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS)
         self.held: list[int] = []
-        """A block once for each holder."""
+        """Each block once for each of its holders."""
         self.said: dict[bytes, tuple[int, tuple[int, ...]]] = {}
 
     @rule(after=st.integers(-1, NUM_BLOCKS), may_evict=st.booleans())

@@ -1,4 +1,4 @@
-"""Agreement of the target with drafted tokens is learnt from its verdicts."""
+"""How often the target agrees with drafted tokens is learnt from its verdicts."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_exponent_of_misses_that_follow_a_power_law_is_found(exponent: float
         rank = int(min(1e9, max(uniform, 1e-12) ** (-1 / exponent))) - 1
         measured.add(rank if rank < MAX_COUNTED_RANK else None)
         found.append(measured.value)
-    # It sees some sixty outcomes at a time, and is drawn towards 1.
+    # It averages some sixty outcomes, and is drawn towards 1.
     assert np.mean(found[1000:]) == pytest.approx((8 + 64 * exponent) / 72, rel=0.12)
 
 

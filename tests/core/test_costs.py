@@ -1,4 +1,4 @@
-"""Rows: as many as bring the most tokens in the time of the round."""
+"""The number of rows is the one that brings the most tokens in the time of the round."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_long_contexts_add_a_time_for_what_is_read_once_and_for_what_each_row_at
     assert (times.of(1), times.of(32)) == (10.0, 20.0)
     times.contexts = Contexts(4200, 1)
     assert [times.of(rows) for rows in (1, 32)] == pytest.approx([10 + 4 + 0.8, 20 + 4 + 25.6])
-    # Eight sessions of four rows each read eight contexts, and a row attends to one of them.
+    # Eight sessions of four rows each read eight contexts, and each row attends to one of them.
     times.contexts = Contexts(8 * 4200, 8)
     assert times.of(32) == pytest.approx(20 + 8 * 4 + 8 * 4 * 0.8)
     times.contexts = Contexts(8 * 100, 8)
@@ -95,7 +95,7 @@ def test_times_beyond_all_measurements_are_never_less_than_any_of_them(
     times = ForwardTimes(measured_ms)
     for rows, time_ms in observed:
         times.observe(rows, time_ms)
-    # Sizes that are learnt are whole multiples of the largest one that was measured, so below 576.
+    # Learnt sizes are integer multiples of the largest measured one, so below 576.
     known = [times.of(rows) for rows in range(1, 576)]
     assert min(known) > 0
     assert times.of(575 + num_rows) >= max(known) * (1 - 1e-9)
@@ -143,7 +143,7 @@ def test_free_rows_are_taken_however_improbable() -> None:
 
 def test_costly_rows_are_taken_only_by_probable_paths() -> None:
     times = ForwardTimes({1: 10.0, 2: 11.0, 33: 42.0})
-    # A row more is a tenth of the time: worth it while it brings a tenth of the tokens.
+    # One more row takes a tenth of the time, so it is worth it while it brings a tenth of the tokens.
     assert num_worth([0.9, 0.8, 0.05, 0.04], times, overhead_ms=0.0) == 2
 
 
@@ -156,7 +156,7 @@ def test_a_step_is_climbed_where_enough_waits_behind_it() -> None:
 def test_rows_that_a_forward_is_filled_up_with_cost_nothing() -> None:
     times = ForwardTimes({16: 5.0, 32: 5.5, 64: 8.0}, is_filled_up=True)
     assert [times.of(rows) for rows in (1, 16, 17, 32, 33, 64)] == [5.0, 5.0, 5.5, 5.5, 8.0, 8.0]
-    # More than the largest one has take several.
+    # More rows than the largest size take several forwards.
     assert [times.of(rows) for rows in (65, 80, 128, 129, 160)] == [13.0, 13.0, 16.0, 21.0, 21.5]
     assert num_worth([0.9] * 5 + [1e-6] * 30, times, overhead_ms=0.0) == 15
     assert num_worth([0.9] * 5 + [1e-6] * 30, times, num_sharing=4, overhead_ms=0.0) == 7
@@ -221,7 +221,7 @@ def test_nobody_waits_for_a_stuck_drafter() -> None:
 
 
 def test_a_miss_is_worth_a_wait_below_the_critical_batch_and_none_from_there_on() -> None:
-    # A wait of a fifth of a forward brings 2 - 0.2 tokens, and takes a fifth of 3 tokens from each of the others.
+    # A wait of a fifth of a forward brings 2 - 0.2 tokens, and costs each of the others a fifth of 3 tokens.
     assert critical_batch(NEAR) == pytest.approx(1 + 1.8 / 0.6)
     for num_sessions in range(1, 9):
         waits = patience_ms(Waiting.BY_BATCH, replace(NEAR, num_sessions=num_sessions)) > 0

@@ -1,4 +1,4 @@
-"""A draft leaves when another token is worth less than the target's wait for it."""
+"""A draft departs when another token is worth less than the target's wait for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def draft(kept: float = 3.0, gained: float = 0.5, num_forwards: int = 4, round_u
 
 @pytest.mark.parametrize(("gained", "is_worth"), [(0.26, True), (0.25, True), (0.24, False), (0.0, False)])
 def test_a_forward_is_worth_what_the_round_brings_in_its_time(gained: float, is_worth: bool) -> None:
-    # 3 tokens in 12 ms: one of a forward of 1 ms brings .25.
+    # 3 tokens in 12 ms: a forward of 1 ms must bring .25.
     assert is_worth_waiting([draft(gained=gained)], 1000.0) == is_worth
 
 
@@ -56,7 +56,7 @@ ALPHA, SHARE, GAMMA = st.floats(0.05, 0.98), st.floats(0.01, 4.0), st.integers(1
 
 
 def first_message(alpha: float, share: float, gamma: int) -> int:
-    """Tokens of a chain at which it leaves, all as probable as most are kept."""
+    """Length of a chain at its departure, if each token is kept with probability `alpha`."""
     least = least_awaited(tokens_of_hit(share, alpha, gamma), share, alpha)
     return next((n for n in range(1, gamma) if alpha**n <= least), gamma)
 
@@ -72,12 +72,12 @@ def test_a_round_that_waits_for_nothing_brings_what_is_drafted_meanwhile(a: floa
     brought = tokens_of_hit(share, a, gamma)
     assert 0 < brought <= gamma + 1
     assert brought <= 1 / share + 1e-9 or share > 1
-    # Equation 1 of Leviathan et al., where the draft model is quick enough for a whole chain.
+    # Equation 1 of Leviathan et al., where the draft model is fast enough for a whole chain.
     assert tokens_of_hit(1 / (gamma + 1), a, gamma) == pytest.approx(sum(a**n for n in range(gamma + 1)))
 
 
 def speed(alpha: float, share: float, gamma: int, num_awaited: int) -> float:
-    """Tokens by the time of a round, of an endless text: after a miss so many are waited for, after a hit none."""
+    """Tokens per time of a round, in an endless text: after a miss so many tokens are awaited, after a hit none."""
     num_ready = min(gamma + 1, 1 / share)
     hit, miss = (1 - alpha**num_ready) / (1 - alpha), (1 - alpha ** (num_awaited + 1)) / (1 - alpha)
     hits_after_miss = alpha ** (num_awaited + 1) / (1 - alpha**num_ready)
@@ -100,7 +100,7 @@ def test_where_both_take_turns_a_draft_has_the_length_of_theorem_3_8(a: float, r
 
 
 def sure(method: Method, least: float, gamma: int = 8) -> ToySpeculator:
-    """One whose every token is kept with a probability of .8, after its first message."""
+    """A speculator after its first message; each of its tokens is kept with a probability of .8."""
     params = SpeculationParams(method, gamma, 4 * gamma, 0.0, own=(SaguaroParams(budget=4),))
     session = ToySpeculator(growth_policy(params), one_after_another(0.8, 0.05))
     session.policy.foresee(0.0, least)
@@ -116,5 +116,5 @@ AHEAD = [PEARL, DOUBLE, CARD, SAGUARO, BEST_FIRST]
 def test_every_method_that_drafts_ahead_leaves_when_its_path_is_no_more_probable(method: Method) -> None:
     for least, length in ((2.0, 1), (0.79, 2), (0.5, 4)):
         assert len(sure(method, least).num_rows) == length
-    # Never more than was asked for.
+    # Never longer than requested.
     assert len(sure(method, 0.01, gamma=3).num_rows) <= 3

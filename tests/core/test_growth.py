@@ -1,4 +1,4 @@
-"""How deep a tree grows follows the distance of the target."""
+"""The depth of a tree follows the distance of the target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GAMMA, LOOKAHEAD = 2, 30
 
 
 def depth(policy: GrowthPolicy) -> int:
-    """Of the deepest node when growth stands still; every node has one sure child."""
+    """The depth of the deepest node when growth stops; every node has one sure child."""
     tree = DraftTree([0], 50)
     for _ in range(500):
         expansion = policy.next_expansion(tree)

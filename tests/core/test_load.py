@@ -1,5 +1,5 @@
-"""What is known of a server's load: what it says, and what was begun and ended here since. And who of several is asked
-next; `tests/wire/test_attempts.py` has more of that."""
+"""A server's load is estimated from its reports, and from what was begun and ended here since. It decides which of
+several servers is asked next; `tests/wire/test_attempts.py` has more of that."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_call_asks_nobody_twice_while_another_one_has_not_been_asked() -> None
         number = loads.choose(now, failures)
         asked.append(number)
         failures[number] += 1
-        now += 2 * AVOID_S  # they hang: the one before is there again before this one has failed
+        now += 2 * AVOID_S  # they hang: each may be chosen again before the next one has failed
         loads.failed(number, now, AVOID_S)
         now += AVOID_S
     assert sorted(asked) == [0, 1, 2]
@@ -96,7 +96,7 @@ def test_a_session_may_go_where_there_is_more_to_do_and_counts_there() -> None:
 
 
 def chosen(loads: ReplicaLoads, count: int, now: float = 0.0) -> list[int]:
-    """The servers that get so many short calls."""
+    """The servers that so many short calls go to."""
     return [loads.choose(now) for _ in range(count)]
 
 

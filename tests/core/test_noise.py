@@ -82,7 +82,7 @@ def test_the_noise_is_gumbel() -> None:
 
 
 def test_the_noise_is_that_of_the_middle_of_a_hash_bucket() -> None:
-    """So it is finite at both ends. The difference shows where the hash is small."""
+    """So it is finite at both ends. The difference is visible where the hash is small."""
     words = hash_rows(3, [0], np.arange(500_000))[0]
     token = int(words.argmin())
     uniform = (int(words[token]) + 0.5) / 2**32
@@ -94,7 +94,7 @@ def test_the_noise_is_that_of_the_middle_of_a_hash_bucket() -> None:
 def test_the_noise_lies_within_its_bounds_and_rises_with_the_hash() -> None:
     top, num_words = 2**32 - 1, 2**18
     spread = np.linspace(0, top, num_words).astype(np.uint32)
-    # Neighbours too, at both ends and where the noise is next to 0: there rounding shows most.
+    # Neighbours too, at both ends and where the noise is close to 0, where rounding matters most.
     ranges = [
         np.arange(start, start + num_words) for start in (0, int(2**32 / np.e) - num_words // 2, 2**32 - num_words)
     ]

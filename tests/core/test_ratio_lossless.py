@@ -1,6 +1,6 @@
-"""The ratio rule keeps the target's distribution under every sampled method, and each known wrong rule does not.
+"""The ratio rule keeps the target's distribution under every sampled method, and no known wrong rule does.
 
-A chi-square test that a wrong rule passes would be worth nothing: so every wrong rule must fail it, with fewer texts.
+A chi-square test that a wrong rule passes would be worthless, so every wrong rule must fail it, with fewer texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.support.ratio_rule import draw
 NUM_TEXTS, NUM_FULL_TEXTS = 6_000, 100_000
 NUM_WRONG_TEXTS = 8_000
 NUM_TEXTS_OF_SOURCES = 4_000
-"""Enough for the wrong rule to fail."""
+"""Enough for a wrong rule to fail."""
 CHAIN = params_of(SPECULATIVE)
 MIN_PROBABILITY = 0.1
 
@@ -52,7 +52,7 @@ MIN_PROBABILITY = 0.1
         params_of(SPECULATIVE, MIN_PROBABILITY),
         params_of(PEARL, MIN_PROBABILITY),
         params_of(DOUBLE),
-        # Chains of one token: more is drafted behind them, where the tail begins.
+        # Chains of one token: more tokens are drafted after them, where the tail begins.
         replace(params_of(DOUBLE), num_speculative_tokens=1),
         params_of(SAGUARO, MIN_PROBABILITY, bias=0.5, num_biased=2),
     ],
@@ -76,7 +76,7 @@ def test_a_source_that_knows_the_targets_noise_bends_the_distribution() -> None:
 
 
 def accepted_in_theory(context: Context, chain_len: int) -> float:
-    """Expected tokens accepted of a chain: a token and all before it are, with the product of the sums of min(p, q)."""
+    """Expected accepted tokens of a chain: each token is kept, after those before it, with the sum of min(p, q)."""
     if chain_len == 0:
         return 0.0
     p, q = TARGET[context], draft_row(context).q
@@ -92,7 +92,7 @@ def test_as_many_tokens_are_accepted_as_the_theory_says() -> None:
     for seed in range(4000):
         generation = ToyGeneration(rules, seed)
         generation.round()
-        if generation.verdicts[0].num_drafted:  # the target's patience was long enough, by chance
+        if generation.verdicts[0].num_drafted:  # the target's patience happened to be long enough
             accepted.append(generation.verdicts[0].num_accepted)
     error = np.std(accepted) / math.sqrt(len(accepted))
     assert abs(np.mean(accepted) - accepted_in_theory(PROMPT, 3)) < 3.5 * error
@@ -107,14 +107,14 @@ Rows = Sequence[Sequence[float]]
 
 
 def redrawn(probabilities: Rows, chain: Sequence[Node], seed: int, first: int) -> list[int]:
-    """After a refusal a draw from p, not from the residual."""
+    """After a refusal a draw from p instead of the residual."""
     at_chain = [row[node.token_id] for row, node in zip(probabilities, chain, strict=False)]
     count = first_refused(at_chain, chain, seed, first)
     return [*(node.token_id for node in chain[:count]), draw(probabilities[count], seed, first + count)]
 
 
 def greedily_accepted(probabilities: Rows, chain: Sequence[Node], seed: int, first: int) -> list[int]:
-    """A token is kept while it is the target's most probable one, else drawn anew."""
+    """A token is kept while it is the target's most probable one; otherwise it is drawn again."""
     count = 0
     while count < len(chain) and chain[count].token_id == max(range(VOCAB_SIZE), key=probabilities[count].__getitem__):
         count += 1
@@ -128,7 +128,7 @@ def test_a_wrong_judgement_bends_the_distribution(wrong: object) -> None:
 
 
 def picked_as_drawn(context: Context, word: int, bias: float, k: int) -> list[Candidate]:
-    """The most probable token, claimed to be a draw."""
+    """The most probable token, claimed to be a sample."""
     row = draft_row(context)
     return [Candidate(row.token_ids[0], row.logprobs[0], row.q)]
 
@@ -160,7 +160,7 @@ def test_one_uniform_for_two_positions_bends_the_distribution(monkeypatch: pytes
 
 
 class TargetNoise:
-    """For each draw the seed and the output index, so that it can be made with the target's own noise."""
+    """The seed and the output index of each draw, so that it can be made with the target's own noise."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -170,7 +170,7 @@ class TargetNoise:
 
 
 def picked_with_noise(context: Context, word: int, bias: float, k: int) -> list[Candidate]:
-    """What the target will probably draw: right under the match rule, and there alone."""
+    """The token that the target will probably draw: right under the match rule only."""
     row, (seed, output_index) = draft_row(context), divmod(word, 64)
     noise = gumbel_of(seed, output_index, row.token_ids)
     best = max(range(len(noise)), key=lambda index: row.logprobs[index] + noise[index])
@@ -189,7 +189,7 @@ def test_a_chain_that_ends_before_an_improbable_token_bends_the_distribution() -
 
 
 def early(params: SpeculationParams) -> ChainGrowth:
-    """The policy of the match rule: growth ends, and a message is sent, when the path has become improbable."""
+    """The match rule's policy: growth ends, and a message is sent, when the path has become improbable."""
     least = math.log(params.min_path_probability)
     return ChainGrowth(params.num_speculative_tokens, least, params.num_speculative_tokens, least)
 
@@ -200,7 +200,7 @@ def test_a_message_that_is_sent_early_because_its_tokens_are_improbable_bends_th
 
 
 def in_blocks(params: SpeculationParams) -> SampledChainGrowth:
-    """As for a chain without phrases: three nodes a message."""
+    """The policy for a chain without phrases: three nodes a message."""
     return SampledChainGrowth(6, 3, 0.0, grows_ahead=True)
 
 

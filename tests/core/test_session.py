@@ -1,4 +1,4 @@
-"""The session: whatever is drafted, the text is the sequence of the target's own draws."""
+"""A session's text is the sequence of the target's own draws, whatever is drafted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def target_draw(context: tuple[TokenId, ...]) -> TokenId:
 
 
 def plain_text(spec: SessionSpec) -> tuple[list[TokenId], FinishReason]:
-    """What the target says without speculation, computed without a session."""
+    """The target's text without speculation, computed without a session."""
     tokens: list[TokenId] = list(spec.resume_token_ids)
     while len(tokens) < spec.max_tokens:
         token_id = target_draw((*spec.prompt_token_ids, *tokens))

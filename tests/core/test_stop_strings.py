@@ -1,4 +1,4 @@
-"""Stop strings: found where they first end, wherever the text is cut."""
+"""Stop strings are found where they first end, wherever the text is cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_where_the_text_is_cut_decides_nothing(
     decided = ""
     for begin, end in pairwise(bounds):
         decided += watched.feed(text[begin:end])
-        # What is decided stays so: nothing of a stop is ever said before it is known to be none.
+        # Decided text never changes: a possible stop string is held back until it is known to be none.
         assert by_definition(text, strings, includes_stop=includes_stop)[0].startswith(decided)
         if watched.found is not None:
             break

@@ -1,4 +1,4 @@
-"""Structured output under speculation: the text is the one of a target that draws from the allowed tokens alone."""
+"""Structured output under speculation: the text of a target that draws only from the allowed tokens."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PROMPT = (0, 1)
 SEED = 7
 
 languages = st.sets(st.lists(st.integers(0, EOS - 1), min_size=1, max_size=6).map(tuple), min_size=1, max_size=8)
-"""Texts that are allowed: each language is a few of them."""
+"""Allowed texts: each language consists of a few."""
 
 
 class TrieMatcher:
-    """Allows a few texts, token by token, and the end behind each of them."""
+    """Allows a few texts, token by token, and the end after each of them."""
 
     def __init__(self, texts: set[tuple[int, ...]]) -> None:
         self._texts = texts
@@ -64,7 +64,7 @@ class TrieMatcher:
 
 
 def scores(path: Sequence[int]) -> npt.NDArray[np.float64]:
-    """The perturbed logits of the token behind a text: those of any model, with the noise of its index."""
+    """The perturbed logits of the token after a text: those of a model, with the noise of the token's index."""
     logits = np.random.default_rng([*path, 1]).normal(0, 1.5, VOCAB_SIZE)
     return logits + gumbel(SEED, len(path) - len(PROMPT), np.arange(VOCAB_SIZE))
 
@@ -100,7 +100,7 @@ def session_of(texts: set[tuple[int, ...]]) -> Session:
 
 
 def run(session: Session, drafts: random.Random, *, redraws_all: bool) -> list[int]:
-    """Runs rounds with random drafts, sub-trees of anything, until the end."""
+    """Runs rounds with random drafts and arbitrary sub-trees, until the end."""
     structured = session.structured
     assert structured is not None
     while session.finish_reason is None:

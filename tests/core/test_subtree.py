@@ -1,4 +1,4 @@
-"""Sub-trees: the most probable connected part of the mirror; one draw for each node, and down to the equal child."""
+"""Sub-trees: the most probable connected part of the mirror; each node gets a draw, and an equal child is followed."""
 
 from __future__ import annotations
 

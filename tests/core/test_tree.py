@@ -1,4 +1,4 @@
-"""The content rule: whatever arrives, in whatever order, the tree holds just the claims that the committed
+"""The content rule: in whatever order drafts and commits arrive, the tree holds exactly the claims that the committed
 tokens allow."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def live_paths(tree: DraftTree) -> set[tuple[int, ...]]:
 
 @dataclass
 class BruteForce:
-    """Remembers every claim as (where its path begins, the whole path) and asks the committed tokens each time."""
+    """Remembers every claim as (where its path begins, the whole path), and checks it against the committed tokens."""
 
     committed: list[int]
     claims: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class BruteForce:
 
 @dataclass(frozen=True)
 class Claims:
-    """A draft that begins `back` tokens before the end of what is committed when it arrives."""
+    """A draft whose base is `back` tokens before the end of the committed text when it arrives."""
 
     back: int
     parent_offsets: list[int]

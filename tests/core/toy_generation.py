@@ -1,5 +1,5 @@
-"""A generation under the ratio rule between two toy models, all the rest being real: growth policy, trees, session,
-acceptance. Its moments are chance: when the target loses patience, how long it computes.
+"""A generation under the ratio rule between two toy models. Everything else is real: growth policy, trees, session,
+acceptance. Chance decides when the target loses patience, and how long it computes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DRAFT = {c: (0.6 * np.array(p) + 0.4 * _random.dirichlet([0.8] * VOCAB_SIZE)).to
 
 @dataclass(frozen=True)
 class DraftRow:
-    """What a draft model says after a context."""
+    """The draft model's row after a context."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -67,19 +67,19 @@ Find = Callable[[Context, int, float, int], list[Candidate]]
 
 
 def sampled(context: Context, word: int, bias: float, k: int) -> list[Candidate]:
-    """What the speculator's engine finds."""
+    """The candidates that the speculator's engine finds."""
     row = draft_row(context, bias)
     return sampled_candidates(row.q, row.token_ids, row.logprobs, word, k)
 
 
 def retrieved(context: Context) -> tuple[int, ...]:
-    """What a datastore says follows: a function of the context."""
+    """A datastore's continuation, as a function of the context."""
     first = (2 * context[0] + context[1] + 1) % VOCAB_SIZE
     return first, (first + context[1]) % VOCAB_SIZE
 
 
 class Noise(Protocol):
-    """What drafts are drawn with."""
+    """The noise that drafts are drawn with."""
 
     def words(self, tree: DraftTree, expansion: Expansion) -> list[int]: ...
 
@@ -89,7 +89,7 @@ Judge = Callable[[Sequence[Sequence[float]], Sequence[Node], int, int], list[int
 
 @dataclass
 class Rules:
-    """How a generation is made. Wrong rules are put in its place."""
+    """The rules of a generation. Tests replace them by wrong ones."""
 
     params: SpeculationParams
     judge: Judge = judge
@@ -98,16 +98,16 @@ class Rules:
     make_noise: Callable[[int], Noise] = DraftNoise
     cuts_by_own_value: bool = False
     sources: tuple[Source, ...] = ()
-    """Sources of the verifier's own that a chain is continued from."""
+    """The verifier's own sources that continue a chain."""
     is_ranked_by_noise: bool = False
-    """Ranks what they know with the target's noise, which is right under the match rule alone."""
+    """True if the sources rank with the target's noise, which is right under the match rule only."""
     max_patience: int = 5
-    """Draft forwards after which the target goes on without a draft: 0 to so many, by chance."""
+    """The target goes on without a draft after a random number of draft forwards, at most this."""
     moments: random.Random = field(default_factory=lambda: random.Random(5))
 
 
 class ToyGeneration:
-    """One generation, to LENGTH tokens."""
+    """One generation of LENGTH tokens."""
 
     def __init__(self, rules: Rules, seed: int) -> None:
         self.rules = rules
@@ -139,7 +139,7 @@ class ToyGeneration:
         return output_of(self.session)[:LENGTH]
 
     def round(self) -> None:
-        """The target waits until there is something to verify, or its patience ends; the draft grows on meanwhile."""
+        """The target waits for something to verify, or until its patience ends; the draft keeps growing."""
         rules, session = self.rules, self.session
         patience = int(rules.moments.random() * (rules.max_patience + 1))
         chain = session.next_chain()
@@ -176,7 +176,7 @@ class ToyGeneration:
         return chain + tail
 
     def _continued(self, chain: list[Node], retriever: Retriever) -> list[Node]:
-        """As a verifier's session does it: what is known goes behind the chain, where nothing stands yet."""
+        """Continues a chain with known tokens where it has no nodes yet, as a verifier's session does."""
         session = self.session
         tip, missing = chain[-1] if chain else session.tree.root, session.max_chain_len - len(chain)
         if tip.children or missing <= 0:
@@ -185,7 +185,7 @@ class ToyGeneration:
         return session.next_chain()
 
     def _learn(self, retriever: Retriever, chain: list[Node], contexts: list[Context], draws: list[int]) -> None:
-        """From the rows of the target, those behind a refused token too."""
+        """Learns from the target's rows, including those after a refused token."""
         rows = []
         for context in contexts:
             probable = sorted(range(VOCAB_SIZE), key=lambda token, row=TARGET[context]: -row[token])  # type: ignore[misc]
@@ -200,7 +200,7 @@ class ToyGeneration:
         return parent.token_id, node.token_id
 
     def _grow(self) -> bool:
-        """One draft forward. Whether it ended with a message."""
+        """Runs one draft forward. Returns True if it ended with a message."""
         tree, expansion, policy = self._tree, self._expansion, self._policy
         assert expansion is not None
         if self._is_double:
@@ -224,7 +224,7 @@ class ToyGeneration:
         return True
 
     def _grow_phrase(self, expansion: Expansion, words: list[int]) -> None:
-        """As `Drafting` does it: as many tokens of the phrase as the draft model has drawn itself, and one more."""
+        """Draws as `Drafting` does: the tokens of the phrase that the draft model draws itself, and one more."""
         node = expansion.nodes[0]
         for index, word in enumerate(words):
             candidate = self.rules.find(self._context(self._tree, node), word, self._bias, 1)[0]
@@ -279,13 +279,13 @@ def params_of(method: Method, probability: float = 0.0, **saguaro: float) -> Spe
 
 
 def texts(rules: Rules, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Texts of as many generations, each with a seed of its own: int64 [count, LENGTH]."""
+    """Texts of so many generations, each with its own seed: int64 [count, LENGTH]."""
     return np.array([ToyGeneration(rules, seed).text() for seed in range(count)])
 
 
 @cache
 def law(length: int) -> tuple[float, ...]:
-    """The exact probability of every text of a length, by the digits of its number."""
+    """The exact probability of every text of a length, indexed by the number with the text's tokens as digits."""
     probabilities = []
     for text in product(range(VOCAB_SIZE), repeat=length):
         tokens, probability = [*PROMPT, *text], 1.0
@@ -296,8 +296,8 @@ def law(length: int) -> tuple[float, ...]:
 
 
 def p_value(found: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> float:
-    """That texts of the target's law are as far from it as these: the least of a chi-square test for each beginning,
-    times their number."""
+    """Probability that texts of the target's law deviate as much as these: the least of a chi-square test for each
+    prefix length, times their number."""
     least = 1.0
     for length in range(1, LENGTH + 1):
         numbers = np.zeros(len(found), dtype=np.int64)

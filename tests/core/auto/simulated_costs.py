@@ -1,4 +1,4 @@
-"""Worlds for a controller: the time and the tokens of a round of each strategy, by text. Times in milliseconds."""
+"""Worlds for a controller: time and tokens of a round of each strategy, by text. Times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PEARL = Strategy(METHODS["pearl"], retrieval=True)
 BEST_FIRST = Strategy(METHODS["best-first"], Rows.TREE)
 DOUBLE = Strategy(METHODS["double"], retrieval=True)
 STRATEGIES = (BEST_FIRST, PEARL, DOUBLE, RETRIEVAL, PLAIN)
-"""The order in which a server would prefer them."""
+"""In the order of a server's preference."""
 
 PLAIN_MS = 10.0
 NUM_TOKENS = 128
@@ -31,35 +31,35 @@ class Cost:
     """Of a strategy's rounds."""
 
     acceptance: float
-    """Probability of each further token, given those before it."""
+    """Probability of each further token, given the tokens before it."""
     rounds_ms: float
     max_chain_len: int = 8
     restart: int = 1
-    """Rounds after a switch to it that bring one token: the drafter begins anew."""
+    """Rounds after a switch to it that bring one token each, because the drafter starts over."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What rounds cost and bring. Constant; a run may go from one to another."""
+    """What rounds cost and bring. A world is constant; a run may switch between worlds."""
 
     costs: dict[Strategy, Cost]
     by_category: Sequence[dict[Strategy, float]] = ({},)
-    """What the acceptance is multiplied with in the sessions of each category, in turn."""
+    """Factors of the acceptance, by category; sessions belong to the categories in turn."""
     jitter: float = 0.05
     """Relative standard deviation of a round's time."""
     hiccup: float = 0.0
     """Probability that the host makes a round take five times as long."""
     text_deviation: float = 0.05
-    """Standard deviation of a session's acceptance: texts differ."""
+    """Standard deviation of the sessions' acceptance: texts differ."""
     reading_rounds: float = 0.0
-    """Plain rounds that the draft model takes to read a prompt."""
+    """Plain rounds for which the draft model reads a prompt."""
     slowdown: float = 1.0
-    """What a plain round takes longer while the draft model works: 1 means that they share nothing."""
+    """Factor of a plain round's time while the draft model works; 1 means that they share nothing."""
 
 
 @dataclass
 class Trace:
-    """What happened, round by round, in the order of the process."""
+    """The rounds of all sessions, in the order of the process."""
 
     sessions: list[int] = field(default_factory=list)
     strategies: list[Strategy] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Trace:
     decisions: dict[int, list[Decision]] = field(default_factory=dict)
 
     def tokens_per_ms(self, first: int = 0, last: int | None = None) -> float:
-        """Of a range of rounds."""
+        """Rate of a range of rounds."""
         return sum(self.tokens[first:last]) / sum(self.times_ms[first:last])
 
     @property
@@ -90,8 +90,8 @@ class Trace:
         return sum(len(runs) - 1 for runs in self.runs())
 
     def excursions(self, rates: Mapping[Strategy, float]) -> list[tuple[float, int, float]]:
-        """Short runs (at most 64 rounds) from which a session went back to where it was: their time in milliseconds,
-        their tokens, and the rate of the strategy that they were an excursion from."""
+        """Short runs (at most 64 rounds) between two runs of another strategy: their time in milliseconds, their
+        tokens, and the rate of that other strategy."""
         found = []
         for runs in self.runs():
             for before, (_, num_rounds, num_tokens, time_ms), after in zip(runs, runs[1:], runs[2:], strict=False):
@@ -117,7 +117,7 @@ class Steady:
 
 
 class _Session:
-    """A generation in a world: its text, and how it goes on."""
+    """A generation in a world: its text, and its progress."""
 
     def __init__(self, number: int, controller: Controller | Steady, seed: int) -> None:
         self.number, self.controller = number, controller
@@ -127,7 +127,7 @@ class _Session:
         self._strategy: Strategy | None = None
         self._since_switch = 0
         self._reads_for = math.inf
-        """Milliseconds that the draft model has to read yet. Infinity means that it has not begun."""
+        """Milliseconds that the draft model still has to read. Infinity means that it has not begun."""
 
     def round(self, world: World) -> tuple[Strategy, int, float]:
         strategy = self.controller.strategy()
@@ -172,12 +172,12 @@ def run(
     seed: int = 0,
     num_tokens: int = NUM_TOKENS,
 ) -> Trace:
-    """Generations one after the other, so many at a time, a round of each in turn.
+    """Runs generations, so many in parallel, one round of each in turn.
 
     Args:
         world: By the number of tokens that the process has committed.
         begin: The controller of a session, by its number.
-        num_sessions: All of them.
+        num_sessions: In total.
         num_parallel: At a time.
         seed: Decides the texts and the noise.
         num_tokens: Of each.
@@ -203,7 +203,7 @@ def run(
 
 
 def run_fixed(world: Callable[[int], World], strategy: Strategy, num_sessions: int, **sizes: int) -> Trace:
-    """The same generations, always the same strategy."""
+    """The same generations, always with the same strategy."""
     return run(world, lambda _: Steady(strategy), num_sessions, **sizes)
 
 
@@ -216,7 +216,7 @@ def run_auto(
     num_prompt_tokens: int = 0,
     **sizes: int,
 ) -> Trace:
-    """The same generations, as a new process goes on with them."""
+    """The same generations, with the controllers of a new process, or of one with this history."""
     history = history or StrategyHistory(PLAIN_MS)
     return run(
         world,
@@ -248,7 +248,7 @@ UNTRAINED = World(
 
 
 def slowed(factor: float, retrieval: float) -> World:
-    """A draft so slow that a round with it takes so many times a plain one."""
+    """A draft so slow that a round with it takes `factor` plain rounds."""
     drafted = Cost(0.35, factor * PLAIN_MS)
     retrieved = Cost(retrieval, 1.03 * PLAIN_MS, restart=0)
     return World({PLAIN: PLAIN_COST, RETRIEVAL: retrieved, PEARL: drafted, BEST_FIRST: drafted, DOUBLE: drafted})

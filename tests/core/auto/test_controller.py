@@ -27,7 +27,7 @@ def _controller(history: StrategyHistory | None = None, strategies: tuple[Strate
 
 
 def _go(controller: Controller, num_rounds: int, num_tokens: int, round_ms: float) -> list[Strategy]:
-    """Runs equal rounds, whatever the strategy; only plain ones are plain. Returns the strategy of each."""
+    """Runs equal rounds for all strategies except plain ones. Returns the strategy of each."""
     used = []
     for _ in range(num_rounds):
         used.append(controller.strategy())

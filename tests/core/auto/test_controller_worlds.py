@@ -1,4 +1,4 @@
-"""The controller comes near the best fixed strategy in simulated worlds, and risks little."""
+"""The controller comes close to the best fixed strategy in simulated worlds, at little risk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEEDS = range(3)
 
 @cache
 def _fixed(name: str, num_sessions: int, seed: int) -> dict[Strategy, float]:
-    """Tokens for the time of a plain round, of each fixed strategy."""
+    """Tokens per time of a plain round, for each fixed strategy."""
     return {
         strategy: PLAIN_MS * run_fixed(lambda _: WORLDS[name], strategy, num_sessions, seed=seed).tokens_per_ms()
         for strategy in STRATEGIES
@@ -73,7 +73,7 @@ class TestThroughput:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["best-first is clearly best", "categories differ", "noise"])
     def test_a_wrong_preference_is_found_out(self, name: str) -> None:
-        """It stays with its first preference for a few hundred rounds, and is paid back later."""
+        """A controller keeps its first preference for a few hundred rounds, and makes up for them later."""
         strategies = (PEARL, DOUBLE, BEST_FIRST, RETRIEVAL, PLAIN)
         shares = []
         for seed in SEEDS:
@@ -97,7 +97,7 @@ class TestThroughput:
 
     @pytest.mark.slow
     def test_long_texts_use_the_strategy_that_suits_them(self) -> None:
-        """Half of the texts suit only the one, half only the other: a choice by text beats every fixed strategy."""
+        """One strategy suits half of the texts, another the other half: a choice by text beats every fixed strategy."""
         world = World(
             GOOD.costs | {PEARL: Cost(0.7, 1.2 * PLAIN_MS), BEST_FIRST: Cost(0.7, 1.2 * PLAIN_MS)},
             by_category=({PEARL: 0.5}, {BEST_FIRST: 0.5}),
@@ -132,7 +132,7 @@ class TestChange:
         assert _mean(is_drafted[change + 200 : back]) <= 0.1
         assert _mean(is_drafted[back + 2000 :]) >= 0.9
         assert PLAIN_MS * trace.tokens_per_ms(change + 200, back) >= 1.0
-        # What the change itself costs: a few dozen plain rounds, not hundreds.
+        # The cost of the change itself: a few dozen plain rounds, not hundreds.
         lost = sum(trace.times_ms[change : change + 200]) / PLAIN_MS - sum(trace.tokens[change : change + 200])
         assert lost <= 120
 
@@ -171,7 +171,7 @@ class TestTrials:
     @pytest.mark.parametrize("name", WORLDS)
     @pytest.mark.parametrize("num_parallel", [1, 8])
     def test_excursions_lose_little_time(self, name: str, num_parallel: int) -> None:
-        """Measured from outside: time of short runs of another strategy beyond that of the usual one."""
+        """Measured from outside: extra time of short runs of another strategy over the usual one."""
         trace = _auto(name, 150, 0, num_parallel=num_parallel)
         lost_ms = sum(
             max(0.0, time_ms - num_tokens / (rate / PLAIN_MS))

@@ -1,4 +1,4 @@
-"""Sessions that share forwards: they draft where that pays for all of them together, and only there."""
+"""Sessions that share forwards draft only where that pays for all of them together."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ PLAIN_MS = 25.0
 
 @dataclass
 class World:
-    """Steps of some sessions that follow their group: what each strategy brings and costs is given."""
+    """Steps of some sessions that follow their group; what each strategy brings and costs is given."""
 
     num_sessions: int
     means: dict[Strategy, float]
     """Tokens of a session in a step."""
     times_ms: dict[Strategy, float]
-    """Time of a step in which all do the same."""
+    """Time of a step in which all sessions use the strategy."""
     group: Group = field(default_factory=Group)
     used: Counter[Strategy] = field(default_factory=Counter)
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     time_ms: float = 0.0
     num_tokens: int = 0
     told_plain_ms: float = PLAIN_MS
-    """Time of a plain step as the group is told it."""
+    """Time of a plain step that the group is told."""
 
     def run(self, num_steps: int, usable: tuple[Strategy, ...] = STRATEGIES) -> float:
-        """Runs steps; returns their throughput over that of plain ones."""
+        """Runs steps; returns their throughput relative to plain steps."""
         self.time_ms, self.num_tokens = 0.0, 0
         for _ in range(num_steps):
             self.group.set_load(self.num_sessions, self.told_plain_ms)
@@ -59,7 +59,7 @@ class World:
 
 
 def world(num_sessions: int, **rates: float) -> World:
-    """Returns one in which strategies have these rates, in plain steps."""
+    """Returns a world in which strategies have these rates, relative to plain steps."""
     rate_of = {strategy: rates.get(strategy.method.name.replace("-", "_"), 1.0) for strategy in STRATEGIES}
     means = {BEST_FIRST: 3.2, PEARL: 2.6, RETRIEVAL: 1.4, PLAIN: 1.0}
     return World(num_sessions, means, {each: means[each] * PLAIN_MS / rate_of[each] for each in STRATEGIES})
@@ -107,7 +107,7 @@ def test_what_pays_a_little_for_few_is_not_begun_with_for_four_times_as_many(
     few.run(200)
     assert few.used.most_common(1)[0][0] == BEST_FIRST
     if passes_by:
-        # They come one by one: of the load between, nothing gets known.
+        # Sessions arrive one by one, so nothing is learnt at the loads in between.
         some = world(16)
         some.group = few.group
         some.group.set_load(16, PLAIN_MS)
@@ -119,7 +119,7 @@ def test_what_pays_a_little_for_few_is_not_begun_with_for_four_times_as_many(
 
 
 def test_what_pays_a_little_is_judged_by_plain_steps_as_they_are_not_as_they_are_told() -> None:
-    # Of steps that take less time than was told, plain ones bring more, too.
+    # If steps are faster than was told, plain ones bring more, too.
     few, crowd = world(8, retrieval=1.12), world(16, retrieval=0.95, best_first=0.8, pearl=0.8)
     crowd.group = few.group
     few.told_plain_ms = crowd.told_plain_ms = 1.15 * PLAIN_MS

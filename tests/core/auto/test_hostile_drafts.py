@@ -1,4 +1,4 @@
-"""With a draft that cannot pay, `auto` is hardly below plain rounds, from the first generation of a process on."""
+"""With a draft that cannot pay, `auto` is hardly slower than plain rounds, from a process's first generation on."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ DRAFTED_ONLY = (BEST_FIRST, PEARL, PLAIN)
 
 
 def hostile(rounds: float, reading_rounds: float, slowdown: float) -> World:
-    """A draft that says nothing right.
+    """A draft that is always wrong.
 
     Args:
-        rounds: Time of a round with it, in plain rounds, where it runs on a machine of its own.
+        rounds: Time of a round with it, in plain rounds, if it runs on a machine of its own.
         reading_rounds: See `World`.
         slowdown: See `World`.
     """
@@ -51,7 +51,7 @@ def share_of_off(trace: Trace) -> float:
 
 
 def run_with(world: Callable[[int], World], draft_ms: float, seed: int, num_sessions: int = NUM_SESSIONS) -> Trace:
-    """A process that knows the time of a draft forward, from its first session on."""
+    """A process that knows the time of a draft forward from its first session on."""
     history = StrategyHistory(PLAIN_MS)
     history.draft_ms = draft_ms
     return run_auto(world, num_sessions, DRAFTED_ONLY, history=history, num_prompt_tokens=NUM_PROMPT_TOKENS, seed=seed)
@@ -84,7 +84,7 @@ def test_a_draft_that_is_good_for_fifty_tokens_and_then_useless_costs_little(
 
 @pytest.mark.slow
 def test_all_trials_together_take_two_per_cent_of_the_time_at_most() -> None:
-    """Whatever the session is: time of rounds with a drafter awake, beyond that of plain rounds."""
+    """Over all sessions: the time of rounds with a drafter awake, beyond that of plain rounds."""
     world = hostile(1.3, reading_rounds=30, slowdown=2.0)
     trace = run_with(lambda _: world, 2 * PLAIN_MS, seed=0, num_sessions=200)
     pairs = zip(trace.strategies, trace.times_ms, strict=True)
@@ -182,7 +182,7 @@ class TestHoldingBack:
         assert controller.strategy() == BEST_FIRST
         controller.hold_drafts()
         assert controller.strategy() == PLAIN
-        # What is expected of it is that a prompt costs this many plain rounds; one round in a hundred may be spent.
+        # The draft model is expected to read a prompt in this many plain rounds; one round in a hundred may be spent.
         reading = history.reading_cost(NUM_PROMPT_TOKENS)
         used = [strategy for number in range(300) for strategy in self._generate(_begin(history, number=number))]
         first = used.index(BEST_FIRST)

@@ -1,4 +1,4 @@
-"""A strategy as one session sees it: its own rounds beside the history of all."""
+"""A strategy as one session sees it: the session's own rounds, and the history of all sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Session:
         self.num_rounds = 0
 
     def others_see(self, strategy: Strategy, num_rounds: int, *tokens: int) -> None:
-        """Rounds of other sessions, of cost 1, with these tokens in turn."""
+        """Rounds of other sessions, of cost 1, with these numbers of tokens in turn."""
         for number in range(num_rounds):
             self.history.add_round(self.strategies[strategy].record, GREEDY, tokens[number % len(tokens)], 1.0, True)
 
@@ -57,7 +57,7 @@ def test_its_own_rounds_count_the_more_the_more_there_are() -> None:
 
 
 def test_its_own_rounds_are_not_counted_twice() -> None:
-    """In the first session of a process, all rounds are its own: an estimate is as certain as they are."""
+    """All rounds of a process's first session are its own, so an estimate is exactly as certain as they are."""
     session = Session()
     session.sees(PEARL, 16, 1, 2, 6, 3)
     estimate = session.strategies[PEARL].estimate(list(session.strategies.values()), session.num_rounds)

@@ -1,4 +1,4 @@
-"""best-first: always the most probable unexpanded nodes, wherever they stand."""
+"""best-first always expands the most probable unexpanded nodes, wherever they are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def policy(num_expanded: int = 0, num_children: int = 4, lookahead: int = 16) ->
 
 
 def candidates(node: Node, sharpness: float = 1.0) -> list[Candidate]:
-    """A toy draft model: four tokens, their probabilities a fixed function of where they stand."""
+    """A toy draft model: four tokens, whose probabilities are a fixed function of their position."""
     first = hash((node.token_id, node.position)) % VOCAB_SIZE
     weights = [math.exp(-sharpness * rank * (1 + first % 3)) for rank in range(4)]
     return [
@@ -41,7 +41,7 @@ def candidates(node: Node, sharpness: float = 1.0) -> list[Candidate]:
 
 
 def expand(growth: BestFirstGrowth, tree: DraftTree, expansion: Expansion, sharpness: float = 1.0) -> int:
-    """What the speculator does with an expansion; returns how many nodes were added."""
+    """Does what the speculator does with an expansion; returns how many nodes were added."""
     before = tree.num_nodes
     for node in expansion.nodes:
         node.is_expanded = True
@@ -200,7 +200,7 @@ def test_what_a_commit_makes_probable_is_in_the_tree_without_a_forward_and_is_ex
         session.commit(path_of(session.tree, nodes[which % len(nodes)]) if nodes else [which])
         least = session.tree.root.path_logprob + math.log(MIN_CHILD)
         for node in (session.tree.root, *session.tree.live_nodes()):
-            # Of what its forward has found, everything that is probable enough.
+            # Every candidate of its forward that is probable enough.
             if node.is_expanded:
                 probable = {c.token_id for c in session.candidates(node, 4) if node.path_logprob + c.logprob >= least}
                 assert probable <= set(node.children)
@@ -211,12 +211,12 @@ def test_a_probable_candidate_behind_an_improbable_one_is_not_lost() -> None:
     found = [Candidate(2, math.log(0.6)), Candidate(3, math.log(MIN_CHILD / 2)), Candidate(4, math.log(0.3))]
     session = ToySpeculator(policy(), lambda context, count: found[:count])
     session.forward()
-    assert set(session.tree.root.children) == {2, 4}  # calibrated, the third is more probable than the second
+    assert set(session.tree.root.children) == {2, 4}  # after calibration, the third is more probable than the second
 
 
 @pytest.mark.parametrize(("stale_tokens", "is_kept"), [(0, False), (6, True)])
 def test_a_candidate_is_as_probable_as_where_it_begins_to_count(stale_tokens: float, *, is_kept: bool) -> None:
-    # Behind six accepted tokens of probability .74, everything is six times as probable.
+    # After six accepted tokens of probability .74, everything is six times as probable.
     found = [Candidate(2, math.log(0.74)), Candidate(3, math.log(MIN_CHILD / 2))]
     session = ToySpeculator(policy(), lambda context, count: found[:count])
     session.policy.foresee(stale_tokens, 0.0)

@@ -1,4 +1,4 @@
-"""best-first in turns: one path, and beside it what came next in each of its rows."""
+"""best-first in turns: one path, and next to it the runners-up of each of its rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_one_path_goes_through_forwards_and_probable_runners_up_stand_beside_it(
     assert all(rows == 1 for rows in speculator.num_rows)
     for layer in layers(tree):
         first, *others = layer
-        # All of a layer follow one row, the best first; nothing follows a runner-up.
+        # All nodes of a layer follow one row, the best first; nothing follows a runner-up.
         assert {node.parent for node in layer} == {first.parent}
         assert [node.logprob for node in layer] == sorted((node.logprob for node in layer), reverse=True)
         assert not any(node.children for node in others)
@@ -57,7 +57,7 @@ def test_the_path_ends_at_its_depth_or_where_it_is_improbable() -> None:
     assert speculator.grow() == 5
     unsure = ToySpeculator(policy(depth=5), one_after_another(0.4))
     unsure.grow()
-    # 0.4, 0.16 and 0.064: the first that is below is not gone on with.
+    # 0.4, 0.16 and 0.064: the path ends at the first one below the minimum.
     assert len(unsure.num_rows) == 1 + sum(0.4**depth >= MIN_PATH for depth in range(1, 5)) == 3
 
 
@@ -67,7 +67,7 @@ def test_where_rows_are_a_chain_the_request_says_where_the_path_ends(probability
         ToySpeculator(policy(6, probability, rows), one_after_another(0.45)) for rows in (Rows.CHAIN, Rows.TREE)
     )
     assert chain.grow() == depth
-    # That of `auto` is for its chains.
+    # The minimum of `auto` is for its chains.
     assert tree.grow() == 3
 
 

@@ -1,4 +1,4 @@
-"""CARD: a beam of the K best candidates for each layer, pruned by what the target says."""
+"""CARD: a beam of the K best candidates for each layer, pruned by the target's verdicts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def policy(
 
 
 def diverged_session() -> tuple[ToySpeculator, list[Node]]:
-    """A hit on a child of the root whose descendants fell out of the beam halfway down. Returns what was left of it in
-    the deepest layer that had survivors."""
+    """A hit on a child of the root whose descendants fell out of the beam halfway down. Returns its descendants in the
+    deepest layer that had any."""
     for seed in range(100):
         session = ToySpeculator(policy(4, 3), toy_model(1.0, seed))
         session.grow()
@@ -118,7 +118,7 @@ def test_layers_stay_narrow_and_growth_ends_whatever_is_committed(
 
 
 def test_growth_goes_on_with_what_a_hit_leaves_and_fills_the_layers_again() -> None:
-    session = ToySpeculator(policy(), toy_model(0.3))  # an unsure model: several children of the root have survivors
+    session = ToySpeculator(policy(), toy_model(0.3))  # an unsure model, so several children of the root have survivors
     session.grow()
     assert session.policy.next_expansion(session.tree) is None
     deepest = layers(session.tree)[-1]
@@ -127,7 +127,7 @@ def test_growth_goes_on_with_what_a_hit_leaves_and_fills_the_layers_again() -> N
     assert session.commit([followed]) == 1
     expansion = session.forward()
     while expansion is not None and expansion.nodes[0].position < deepest[0].position:
-        expansion = session.forward()  # what came back into the layers above
+        expansion = session.forward()  # nodes that came back into the layers above
     assert expansion is not None
     assert set(survivors) <= set(expansion.nodes)
     start = [path_of(session.tree, node) for node in expansion.nodes]
@@ -181,7 +181,7 @@ def test_an_improbable_candidate_does_not_come_back() -> None:
     session.grow()
     session.commit([2, 2])
     assert {node.token_id for node in session.tree.live_nodes()} == {2}
-    assert session.grow() == 2  # the two layers that are missing, and nothing else
+    assert session.grow() == 2  # the two missing layers, and nothing else
 
 
 def test_after_a_miss_the_beam_begins_anew_from_what_the_target_said() -> None:
@@ -205,13 +205,13 @@ def test_where_the_beam_has_diverged_the_secondary_cache_makes_the_next_layer_wi
     assert scores(session.tree, layer) == pytest.approx(expected)
     expansion = session.forward()
     while expansion is not None and expansion.nodes[0].position < layer[0].position:
-        expansion = session.forward()  # what came back into the layers above
+        expansion = session.forward()  # nodes that came back into the layers above
     assert expansion is not None
     assert set(layer) <= set(expansion.nodes)
 
 
-# The published code declares misses that are none, because it names a node by its place in a ring of layers.
-# `ToySpeculator.commit` checks that the verifier's mirror knows just what the speculator knows.
+# The published code reports misses for hits, because it names a node by its place in a ring of layers.
+# `ToySpeculator.commit` checks that the verifier's mirror knows exactly what the speculator knows.
 
 
 def test_a_present_token_is_a_hit_after_a_miss() -> None:

@@ -14,7 +14,7 @@ from outrider.core.tree import DraftTree
 
 
 def grow(policy: GrowthPolicy, tree: DraftTree, probability: float, limit: int = 100) -> list[int]:
-    """Grows until the policy stops; returns after how many nodes a message was due."""
+    """Grows until the policy stops; returns the numbers of nodes at which a message was due."""
     messages, num_unsent = [], 0
     for grown in range(1, limit + 1):
         expansion = policy.next_expansion(tree)

@@ -1,4 +1,4 @@
-"""Methods as they describe themselves: how each grows, waits, and goes together with the others."""
+"""Methods by their own description: how each one grows, waits, and combines with others."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_saguaros_fallback_says_what_a_miss_is_worth(fallback: Fallback, expecte
 @pytest.mark.parametrize(("serial", "waiting"), [(False, Waiting.WORTH), (True, Waiting.IN_TURNS)])
 def test_draft_and_target_take_turns_where_the_method_is_serial(*, serial: bool, waiting: Waiting) -> None:
     own = (BestFirstParams(serial=serial), DoubleParams(serial=serial))
-    # Of `auto`, too, whose parameters are those of all its methods.
+    # `auto` has the parameters of all its methods.
     for method in (BEST_FIRST, DOUBLE, AUTO):
         assert BEST_FIRST.waits(params(method, *own)) is waiting
         assert DOUBLE.waits(params(method, *own)) is waiting

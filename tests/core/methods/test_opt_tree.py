@@ -28,7 +28,7 @@ def policy(num_nodes: int = 12, min_gain: float = 0.0, depth: int = 3) -> OptTre
 
 
 def best_paths(speculator: ToySpeculator, num_nodes: int, depth: int) -> set[tuple[int, ...]]:
-    """The most probable paths of all that there are: each extension of each path is looked at."""
+    """The most probable paths, found by looking at every extension of every path."""
     scored: list[tuple[float, tuple[int, ...]]] = []
     layer: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for _ in range(depth):
@@ -106,7 +106,7 @@ def test_it_goes_on_after_any_commit(data: st.DataObject) -> None:
 def test_what_was_cut_stands_again_where_a_commit_leaves_room_for_it(seed: int) -> None:
     speculator = ToySpeculator(policy(num_nodes=4), toy_model(0.5, seed))
     speculator.grow()
-    # The best child of the root, and what its forward has found: four of these candidates there is room for.
+    # There is room for the best child of the root, and for the four candidates that its forward has found.
     node = max(speculator.tree.root.children.values(), key=lambda child: child.logprob)
     assert node.is_expanded
     found = speculator.candidates(node, 4)

@@ -1,4 +1,4 @@
-"""SAGUARO: outcomes of the verification under way are predicted, and drafted for before they are known."""
+"""SAGUARO predicts the outcomes of the current verification, and drafts for them before they are known."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def policy(
 
 
 def outcomes(tree: DraftTree, chain_len: int) -> list[list[Node]]:
-    """For each position of the chain the outcomes there. After its last one that is the chain's own next token too."""
+    """The outcomes at each position of the chain; those after its last token include the chain's own next token."""
     chain = [tree.root, *chain_below(tree.root)][: chain_len + 1]
     own = set(chain)
     return [[child for child in node.children.values() if child not in own] for node in chain]
@@ -72,7 +72,7 @@ def num_outcomes(tree: DraftTree, chain_len: int) -> list[int]:
 
 
 def check_tree(tree: DraftTree, budget: int, lookahead: int) -> None:
-    """Branches stand on the chain alone, and there are no more of them than the budget allows."""
+    """Branches begin only at the chain, and no more of them than the budget allows."""
     on_chain = {tree.root, *chain_below(tree.root)}
     num_beside = 0
     for node in [tree.root, *tree.live_nodes()]:
@@ -117,7 +117,7 @@ def test_the_geometric_fan_out_spends_its_budget() -> None:
 def test_all_rails_grow_at_once_and_outcomes_cost_no_forward_of_their_own() -> None:
     session = ToySpeculator(policy((2, 2, 1, 1, 1)), toy_model())
     session.grow()
-    # The chain; its end and the six outcomes beside it; then the seven rails, of which that at the end began later.
+    # The chain; its end and its six outcomes; then the seven rails, of which the one at the end began later.
     assert session.num_rows == [1] * GAMMA + [7] + [7] * (GAMMA - 1) + [1]
     for found in outcomes(session.tree, GAMMA):
         assert [len(chain_below(node)) for node in found] == [GAMMA] * len(found)
@@ -135,7 +135,7 @@ def test_on_a_hit_the_rail_is_the_chain_and_its_own_outcomes_come_at_once() -> N
     assert num_outcomes(session.tree, GAMMA)[:GAMMA] == [2, 2, 1, 1]  # without a forward
     forwards = len(session.num_rows)
     session.grow()
-    assert session.num_rows[forwards:] == [7] * GAMMA + [1]  # the rails at once, and behind the end of the chain
+    assert session.num_rows[forwards:] == [7] * GAMMA + [1]  # all rails at once, and then the one after the chain's end
     assert num_outcomes(session.tree, GAMMA) == [2, 2, 1, 1, 1]
 
 
@@ -243,7 +243,7 @@ def test_the_rails_of_the_most_probable_outcomes_grow_first_where_rows_are_short
     grown = sorted(
         (node.path_logprob for found in outcomes(tree, 16)[:16] for node in found if node.children), reverse=True
     )
-    assert grown == every[: MAX_ROWS - 1]  # one row is that of the chain's end
+    assert grown == every[: MAX_ROWS - 1]  # one row is for the chain's end
     session.grow()
     assert all(node.children for found in outcomes(tree, 16)[:16] for node in found)
 
@@ -252,7 +252,7 @@ def test_the_rails_of_the_most_probable_outcomes_grow_first_where_rows_are_short
 
 
 def test_an_improbable_chain_ends_and_what_the_target_does_not_verify_is_an_outcome() -> None:
-    # .5 ** 2 is still above .2, .5 ** 3 is not: two tokens are verified, and the third is what may follow them.
+    # .5 ** 2 is still above .2, .5 ** 3 is not: two tokens are verified, and the third is a possible next token.
     session = ToySpeculator(policy((1, 1, 3), min_path_probability=0.2), one_after_another(0.5, 0.3))
     session.grow()
     assert session.num_rows[:4] == [1, 1, 1, 5]
@@ -278,7 +278,7 @@ def test_the_first_token_of_a_chain_always_stands() -> None:
 
 
 def hit_after(num_forwards: int, probability: float) -> ToySpeculator:
-    """A hit on an outcome after the first position, whose rail had so many forwards."""
+    """A hit on an outcome after the first position, whose rail had this many forwards."""
     session = ToySpeculator(policy((2, 2, 1, 1, 1)), one_after_another(probability))
     session.grow(GAMMA + num_forwards)
     session.commit(path_of(session.tree, outcomes(session.tree, GAMMA)[1][0]))
@@ -390,7 +390,7 @@ def test_when_a_drawn_token_is_sent_does_not_depend_on_what_was_drawn() -> None:
         session = ToySpeculator(policy(8, min_path_probability=0.3, is_ratio=True), model)
         session.grow(5)
         schedules.append((session.messages[0], session.num_rows[: session.messages[0]]))
-    # At the rate of .7 that is taken for granted, .7 ** 3 is still above .3 and .7 ** 4 is not.
+    # At the assumed rate of .7, .7 ** 3 is still above .3 and .7 ** 4 is not.
     assert schedules == [(4, [1] * 4)] * 2
 
 
@@ -405,7 +405,7 @@ def test_under_the_ratio_rule_a_chain_gets_shorter_when_the_target_refuses_much(
 
 
 def test_what_the_target_leaves_of_a_drawn_chain_is_a_rail() -> None:
-    # The chain is four tokens long whatever was drawn; the target takes those whose parent's path is probable: two.
+    # The chain has four tokens, whatever was drawn. The target takes the two whose parent's path is probable.
     session = ToySpeculator(
         policy((1, 1, 3), min_path_probability=0.3, is_ratio=True), drawn(one_after_another(0.5), 0)
     )
@@ -447,7 +447,7 @@ def test_a_chain_that_another_policy_has_grown_goes_on() -> None:
     session.forward()
     session.commit([2, 2])
     session.grow()
-    assert num_outcomes(session.tree, GAMMA) == [0, 0, 0, 0, 1]  # nobody has kept what was found beside the chain
+    assert num_outcomes(session.tree, GAMMA) == [0, 0, 0, 0, 1]  # what was found next to the chain was not kept
 
 
 def test_a_root_that_went_through_a_forward_in_vain_goes_through_another() -> None:
@@ -478,7 +478,7 @@ def test_the_shares_are_those_of_the_theorem() -> None:
 
 
 def test_whole_numbers_follow_from_the_largest_remainders() -> None:
-    # 10 * (1, .5, .25, .144) / 1.894 = 5.28, 2.64, 1.32, 0.76: one short each for the second and the last.
+    # 10 * (1, .5, .25, .144) / 1.894 = 5.28, 2.64, 1.32, 0.76: the second and the last one get the remaining two.
     assert fan_outs(SaguaroParams(budget=10), 3, 0.25, 1.0) == [5, 3, 1, 1]
     # a = .64: the root is .8; 16 * (1, .8, .64, .512 / .6) / 3.293 = 4.86, 3.89, 3.11, 4.15.
     assert fan_outs(SaguaroParams(budget=16), 3, 0.64, 1.0) == [5, 4, 3, 4]
@@ -541,14 +541,14 @@ def test_the_geometric_fan_out_becomes_uniform_where_more_guesses_bring_nearly_a
 
 
 def hit_probability(counts: Sequence[float], rate: float, exponent: float) -> float:
-    """The theorem's model: F guesses miss with probability F ** -r; without a guess nothing is hit."""
+    """The theorem's model: F guesses miss with probability F ** -r; without a guess there is no hit."""
     last = len(counts) - 1
     weights = [rate**k * (1 - rate) for k in range(last)] + [rate**last]
     return sum(w * (1 - count**-exponent) for w, count in zip(weights, counts, strict=True) if count >= 1)
 
 
 def allocations(budget: int, num_positions: int) -> Iterator[tuple[int, ...]]:
-    """Every way to spend the budget, at least one guess each."""
+    """Every way to spend the budget, with at least one guess each."""
     if num_positions == 1:
         yield (budget,)
         return
@@ -568,7 +568,7 @@ def test_no_allocation_has_a_higher_hit_probability_but_for_rounding(
     exact = [budget * share / sum(shares) for share in shares]
     best = max(allocations(budget, chain_len + 1), key=lambda found: hit_probability(found, rate, exponent))
     most = hit_probability(best, rate, exponent)
-    if min(exact) >= 1:  # the theorem's solution is one: nothing in whole numbers is better
+    if min(exact) >= 1:  # the theorem's solution is valid, so no integers are better
         assert hit_probability(exact, rate, exponent) >= most
     assert hit_probability(counts, rate, exponent) >= most - 0.01
     uniform = fan_outs(SaguaroParams(FanOut.UNIFORM, budget=budget), chain_len, rate, exponent)

@@ -1,4 +1,4 @@
-"""Growth of a chain of samples: what was drawn never decides how long it is or when it is sent."""
+"""Growth of a chain of samples: its length and its messages never depend on what was drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def params(method: Method, probability: float = 0.0, gamma: int = 4) -> Speculat
 
 
 class Drafter:
-    """A policy, its tree, and after how many nodes messages were sent."""
+    """A policy, its tree, and the numbers of nodes at which messages were sent."""
 
     def __init__(self, policy: GrowthPolicy) -> None:
         self.policy = policy
@@ -52,7 +52,7 @@ class Drafter:
         return True
 
     def commit(self, num_known: int, *, hits: bool) -> None:
-        """The next tokens of the chain, and one that is not on it unless the commit `hits`."""
+        """Commits the next tokens of the chain, and one that is not on it unless the commit `hits`."""
         chain = [node.token_id for node in self.tree.best_chain(num_known)]
         tokens = chain if hits and chain else [*chain, VOCAB_SIZE - 1]
         known = self.tree.commit(tokens)
@@ -85,7 +85,8 @@ def test_pearl_goes_on_to_its_lookahead() -> None:
 
 
 def test_double_sends_every_forward_at_once() -> None:
-    """A forward that agrees with a retrieved phrase yields more tokens: to wait for more would be to wait for less."""
+    """A forward that agrees with a retrieved phrase yields more tokens, so waiting for a number of tokens favours
+    it."""
     assert Drafter(growth_policy(params(DOUBLE))).grow_all(0.9) == list(range(1, 13))
 
 
@@ -99,7 +100,7 @@ def test_double_sends_every_forward_at_once() -> None:
 def test_what_was_drawn_decides_nothing(
     method: Method, probability: float, one: list[float], other: list[float], steps: list[tuple[int, int, bool]]
 ) -> None:
-    """Two sessions that draw differently, and of which the target keeps as many tokens, go on in the same way."""
+    """Two sessions with different draws, of which the target keeps equally many tokens, go on in the same way."""
     drafters = [Drafter(growth_policy(params(method, probability))) for _ in range(2)]
     for num_forwards, num_known, hits in steps:
         for drafter, drawn in zip(drafters, (one, other), strict=True):

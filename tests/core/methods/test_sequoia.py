@@ -40,10 +40,10 @@ def most_kept(rates: list[float], num_nodes: int, max_depth: int) -> float:
 
     @cache
     def below(num_nodes: int, depth: int, rank: int) -> float:
-        """Below one place, by guesses from this rank on."""
+        """Tokens kept below one node, by guesses from this rank on."""
         if num_nodes == 0 or depth == 0 or rank == len(rates):
             return 0.0
-        # The guess of this rank with all below it takes `size` nodes, the later ones the rest.
+        # The guess of this rank and all nodes below it take `size` nodes, later guesses take the rest.
         chosen = [
             rates[rank] * (1 + below(size - 1, depth - 1, 0)) + below(num_nodes - size, depth, rank + 1)
             for size in range(1, num_nodes + 1)
@@ -98,7 +98,7 @@ def test_a_tree_has_its_shape_after_one_forward_for_each_layer() -> None:
 
 
 def test_the_shape_follows_the_verdicts() -> None:
-    # The target always says what the draft model ranks first, or always what it ranks third.
+    # The target always takes the draft model's first rank, or always the third.
     first, third = (ToySpeculator(policy(), one_after_another(0.6)) for _ in range(2))
     for _ in range(120):
         for speculator, token_id in ((first, 2), (third, 4)):
@@ -115,7 +115,7 @@ def test_the_shape_follows_the_verdicts() -> None:
 def test_what_a_commit_leaves_takes_its_place_and_no_node_is_expanded_twice(data: st.DataObject) -> None:
     speculator = ToySpeculator(policy(), toy_model(1.0))
     for _ in range(5):
-        # The toy asserts that no expansion has a node that has been through a forward.
+        # The toy asserts that no node is expanded again after its forward.
         assert speculator.grow(60) < 60
         found = [path_of(speculator.tree, node) for node in speculator.tree.live_nodes()]
         assert len(found) >= 12

@@ -1,7 +1,7 @@
-"""A speculator without a model, and the verifier's mirror of its tree: what a growth policy lives in.
+"""A speculator without a model, and the verifier's mirror of its tree: the environment of a growth policy.
 
 The draft model is a fixed function of the context. Every step checks what holds for all policies: asking changes
-nothing, no dead node and none that has been through a forward is expanded, parents stand before their children.
+nothing, no dead node and none that has been through a forward is expanded, parents come before their children.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DraftModel = Callable[[Sequence[int], int], list[Candidate]]
 
 
 def toy_model(sharpness: float = 1.0, seed: int = 0) -> DraftModel:
-    """So many candidates for any context, best first; the sharper, the surer of the first."""
+    """So many candidates for any context, best first; the sharper the model, the surer of the first."""
 
     def candidates(context: Sequence[int], count: int) -> list[Candidate]:
         chance = random.Random(hash((seed, *context)))
@@ -43,7 +43,7 @@ def one_after_another(first: float, second: float = 0.1) -> DraftModel:
 
 
 def drawn(model: DraftModel, rank: int = 1) -> DraftModel:
-    """The same candidates, but the one of this rank was drawn, and stands first."""
+    """The same candidates, but the one of this rank was drawn, and comes first."""
 
     def candidates(context: Sequence[int], count: int) -> list[Candidate]:
         found = model(context, max(count, rank + 1))
@@ -81,7 +81,7 @@ def layers(tree: DraftTree) -> list[list[Node]]:
 
 
 def chain_below(node: Node) -> list[Node]:
-    """What continues a node: the drawn child, or the best."""
+    """The continuation of a node: the drawn child, or the best."""
     chain = []
     while node.children:
         node = min(node.children.values(), key=lambda child: (child.q is None, -child.logprob))
@@ -103,15 +103,15 @@ class ToySpeculator:
         self.tree = DraftTree(committed, VOCAB_SIZE, max_num_nodes)
         self.mirror = DraftTree(committed, VOCAB_SIZE)
         self.num_rows: list[int] = []
-        """Of each forward."""
+        """Rows of each forward."""
         self.messages: list[int] = []
-        """For each message, the forwards before it."""
+        """For each message, the number of forwards before it."""
         self._stream = StreamNodes(self.mirror)
         self._node_ids: dict[Node, int] = {}
         self.unsent: list[Node] = []
 
     def candidates(self, node: Node, count: int) -> list[Candidate]:
-        """What the draft model says after a node."""
+        """The draft model's candidates after a node."""
         return self.model([*self.tree.committed, *path_of(self.tree, node)], count)
 
     def forward(self) -> Expansion | None:
@@ -137,12 +137,12 @@ class ToySpeculator:
         return expansion
 
     def grow(self, most: int = 1000) -> int:
-        """Grows until growth stands still, or for so many forwards; returns how many there were."""
+        """Grows until growth stops, or for so many forwards; returns the number of forwards."""
         return next((count for count in range(most) if self.forward() is None), most)
 
     def commit(self, token_ids: Sequence[int]) -> int:
-        """The target says these. Returns how many of them the tree had as nodes; its mirror agrees, as far as it has
-        been told."""
+        """Commits the target's tokens. Returns how many of them the tree had as nodes. Checks that the mirror agrees on
+        what was sent."""
         num_unsent = len(self.unsent)
         num_known = self.tree.commit(token_ids)
         mirrored = self.mirror.commit(token_ids)

@@ -1,4 +1,4 @@
-"""Trees of guesses: how far they grow, what of several becomes one, and which of equals counts."""
+"""Trees of guesses: how far they grow, how several are merged, and which of equal guesses counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALIBRATION = RetrievalCalibration()
 
 
 class Everywhere:
-    """Says the same after every path, and remembers which paths it was asked about."""
+    """Gives the same answer after every path, and remembers the paths that it was asked about."""
 
     def __init__(self, *followers: Follower, max_num_nodes: int = 40, width: int = 8) -> None:
         self.max_num_nodes, self._followers, self._width = max_num_nodes, followers, width

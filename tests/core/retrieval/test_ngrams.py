@@ -15,7 +15,7 @@ pieces = st.lists(st.lists(st.integers(0, MAX_FOLLOWERS - 1), max_size=30) | st.
 
 
 def ranked(followers: list[int]) -> list[tuple[int, int]]:
-    """(token, count) of tokens in the order in which they came: most often first, latest first among equals."""
+    """(token, count) of tokens in the order of their arrival: most frequent first, latest first among equals."""
     latest = {token: index for index, token in enumerate(followers)}
     best_first = sorted(latest, key=lambda token: (-followers.count(token), -latest[token]))
     return [(token, followers.count(token)) for token in best_first]
@@ -137,7 +137,7 @@ def test_a_continuation_is_a_chain_with_the_alternatives_of_its_first_positions(
     for run in ([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 5], [1, 6, 7], [3, 4, 8], [3, 4, 9]):
         tier.learn(run)
     found = known_continuation(tier, (1,), 8)
-    # 9 and 8 followed the same tokens as often, but no alternatives are given at the fourth position.
+    # 9 and 8 followed equally often, but the fourth position gets no alternatives.
     assert found == Continuation(1, Source.DYNAMIC, (0, 1, 1, 1, 0, 5), (2, 3, 4, 9, 6, 5), (3, 2, 2, 1, 1, 1))
     assert found.chain() == (2, 3, 4, 9)
 

@@ -1,4 +1,4 @@
-"""The pool of n-grams: what it keeps, how it branches, and what of a refused draft goes into it."""
+"""The pool of n-grams: what it keeps, how it branches, and which parts of a refused draft it learns."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def planted(*paths: list[int]) -> tuple[DraftTree, list[Node]]:
 
 def test_the_part_of_a_refused_chain_that_the_target_agrees_with_is_a_phrase() -> None:
     tree, nodes = planted([1, 2, 3, 4, 5])
-    # 1 is accepted, 2 is refused for 9; behind 2 the target says 3 as drafted, behind 3 it does not say 4.
+    # 1 is accepted, 2 is refused for 9. After 2 the target agrees with the drafted 3, after 3 it disagrees with 4.
     assert agreed_phrases(tree.root, nodes, [1, 9, 3, 8, 5, 6]) == [[2, 3, 8], [4, 5, 6]]
 
 
@@ -122,7 +122,7 @@ def test_what_was_accepted_or_disagreed_with_is_no_phrase() -> None:
 def test_every_refused_branch_may_have_a_phrase() -> None:
     tree, nodes = planted([1, 2], [3, 4], [5, 6])
     assert [node.token_id for node in nodes] == [1, 3, 5, 2, 4, 6]
-    # The root's draw is 3: that path is accepted as far as the target agrees, and is no phrase.
+    # The root's draw is 3, so that path is accepted as far as the target agrees, and is no phrase.
     assert agreed_phrases(tree.root, nodes, [3, 2, 4, 6, 7, 8, 9]) == [[1, 2, 7], [5, 6, 9]]
 
 

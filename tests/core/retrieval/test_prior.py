@@ -38,7 +38,7 @@ def followers_of(documents: list[list[int]], max_match_len: int) -> dict[tuple[i
 
 
 def ranked(tokens: list[int]) -> tuple[tuple[int, int], ...]:
-    """(token, count): most often first, latest first among equals; as many as are kept."""
+    """(token, count): most frequent first, latest first among equals; as many as are kept."""
     counts, latest = Counter(tokens), {token: index for index, token in enumerate(tokens)}
     best_first = sorted(counts, key=lambda token: (-counts[token], -latest[token]))
     return tuple((token, counts[token]) for token in best_first[:MAX_FOLLOWERS])
@@ -70,7 +70,7 @@ def test_the_table_knows_what_a_tier_knows_that_has_learned_the_same_documents(d
 @given(documents, st.integers(1, 6), st.integers(1, 12), st.data())
 def test_the_table_walks_as_a_tier_does_that_has_learned_the_same_documents(documents, max_match_len, max_len, data):
     table, tier = PriorTable.build(documents, max_match_len), tier_of(documents, max_match_len)
-    # Ends of documents, where nothing follows, as well as their middles, and contexts that no document has.
+    # Ends of documents, where nothing follows, their middles, and contexts that no document has.
     run = data.draw(st.sampled_from([[], *documents]))
     end = data.draw(st.integers(0, len(run)))
     tail = (*data.draw(st.lists(st.integers(0, 2), max_size=2)), *run[max(0, end - max_match_len) : end])
@@ -110,7 +110,7 @@ def test_documents_never_touch_each_other():
     table = PriorTable.build([[1, 2], [3, 4], [2, 5]], 3)
     assert table.followers((2,)) == ((5, 1),)
     assert table.followers((2, 3)) == table.followers((1, 2, 3)) == table.followers((4,)) == ()
-    # The walk goes on in another document that has the same token, never into the next one.
+    # The walk continues in another document that has the same token, never into the next one.
     assert table.walk(*table.longest((1,)), 8).chain() == (2, 5)
 
 

@@ -24,7 +24,7 @@ rows = st.lists(st.tuples(st.integers(0, 6), followers), max_size=20)
 
 
 def falling(first: int) -> list[tuple[int, int]]:
-    """Eight next tokens from one on, the first the most probable."""
+    """Eight consecutive tokens from this one on, the first the most probable."""
     return [(first + rank, 2 ** (9 - rank)) for rank in range(NUM_NEXT)]
 
 
@@ -44,7 +44,7 @@ def test_of_each_token_the_latest_row_is_known_and_no_more_than_eight_of_it(batc
 
 
 def tree_of(max_depth: int = 10, sampling: SamplingParams | None = None) -> DraftTree:
-    """What grows behind a token where something is known of every token."""
+    """The tree after a token if something is known of every token."""
     session = retriever([5], plan=PLAN, sampling=sampling or SamplingParams(temperature=0))
     session.recycle(EVERY_TOKEN)
     guess = session.tree(max_depth)

@@ -1,4 +1,4 @@
-"""Retrieval in process: what is guessed, how probable it is called, and what is learned from the verdicts."""
+"""Retrieval in process: what is guessed, its claimed probability, and what is learned from the verdicts."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from outrider.core.retrieval.suffix_index import INDEX_DEPTH, MAX_MATCHES, MAX_T
 
 
 class SearchedRing:
-    """What TokenRing promises, by looking at all that was ever appended."""
+    """TokenRing's contract, implemented by searching everything that was ever appended."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -79,7 +79,7 @@ before_and_after_a_build = pytest.mark.parametrize("is_indexed", [False, True], 
 tokens = st.integers(0, 2) | st.integers(0, 1)
 documents = st.lists(tokens, max_size=14) | st.lists(tokens, max_size=2 * MAX_MATCHES)
 operations = st.lists(st.sampled_from(["snapshot", "swap"]) | documents, max_size=14)
-# At these capacities no token has more positions than are looked at: counts are those of all matches.
+# At these capacities every position of a token is looked at, so counts include all matches.
 limits = st.tuples(st.integers(1, MAX_MATCHES), st.integers(1, INDEX_DEPTH))
 contexts = st.lists(tokens, min_size=1, max_size=12) | st.lists(st.integers(SEPARATOR, 9), max_size=12)
 

@@ -45,7 +45,7 @@ def build(text: Sequence[int], sort: Sort | None = None) -> ContextIndex:
 
 
 def enlarged(tokens: list[int]) -> list[int]:
-    """The same text in tokens so large that no more than two fit in a key of the sort."""
+    """The same text in tokens so large that no more than two fit in a sort key."""
     return [token if token == SEPARATOR else MAX_TOKEN_ID - token for token in tokens]
 
 
@@ -133,7 +133,7 @@ def test_a_sample_of_many_matches_is_even_and_the_same_each_time(sort):
 
 
 class CountedReads(ContextIndex):
-    """Counts how often the text is looked at."""
+    """Counts how often the text is read."""
 
     def __init__(self, text, order):
         self.num_reads = 0

@@ -1,4 +1,4 @@
-"""A session's tiers in order, against a model that searches all it was told."""
+"""A session's tiers in order, against a model that searches everything that it was told."""
 
 from __future__ import annotations
 
@@ -152,15 +152,15 @@ def test_what_the_target_refused_is_offered_again_where_its_own_tokens_came_befo
     tiers = LocalTiers(3)
     tiers.record([5, 6, 7, 1])
     tiers.reject([5, 6, 7], [8, 9, 10])
-    # Where the target has spoken, its own token is offered; behind a refused token it has not.
+    # Where the target has spoken, its own token is offered; after a refused token it has not.
     assert tiers.lookup([5, 6, 7], 3, 2) == Continuation(3, Source.DYNAMIC, (0,), (1,), (1,))
     assert tiers.lookup([6, 7, 8], 3, 4) == Continuation(3, Source.REJECTED, (0, 1), (9, 10), (1, 1))
-    # In another place, too, as far as it looks alike.
+    # In another place, too, if enough of the context matches.
     assert tiers.lookup([3, 7, 8], 3, 4).token_ids == (9, 10)
 
 
 def test_a_rejection_of_one_token_is_found_again():
-    """A tier that only answers with full-length continuations never hits: a rejection is shorter than that."""
+    """A tier that answers only with full-length continuations never hits, because a rejection is shorter."""
     tiers = LocalTiers(3)
     tiers.reject([5, 6, 7], [8])
     assert tiers.lookup([5, 6, 7], 3, 10) == Continuation(3, Source.REJECTED, (0,), (8,), (1,))
@@ -204,5 +204,5 @@ def test_a_lookup_takes_microseconds_however_large_the_prior_is():
     tiers.record(text[:1000])
     contexts = [text[end - 16 : end] for end in range(16, 1600, 16)]
     times = timeit.repeat(lambda: [tiers.lookup(context, 4, 10) for context in contexts], number=1, repeat=20)
-    # The best of many runs is the machine's speed, not its load.
+    # The best of many runs reflects the machine's speed, not its load.
     assert min(times) / len(contexts) < 60e-6

@@ -1,13 +1,13 @@
 """`outrider bench`: what Outrider does on this machine, and what the papers claim.
 
-app               the subcommands, their flags
-config            what the flags come to, checked
+app               the subcommands and their flags
+config            the flags' values, checked
 suite             the base of all suites: run, interrupt, results, write
-report            tables, and the report that they stand in
+report            tables, and the report that they are part of
 experiment        contenders that take turns on the same prompts; running runs it
 drivers           the services under test, and how a contender generates on them
 samples           one generation as its client saw it; statistics makes rows of many, bootstrap intervals
 environment       the machine, and what one forward costs on it
 workers           processes that a benchmark talks to
-generate, papers, pair, serve, gpu: a package a subcommand
+generate, papers, pair, serve, gpu: one package per subcommand
 """

@@ -38,7 +38,7 @@ from outrider_client.channel import ChannelSecurity, SecurityOptions
 
 _GENERATE, _PAIR, _GPU = BenchConfig(), PairConfig(), GpuConfig()
 _MODELS = "Models"
-"""Group of the flags that name them."""
+"""Help panel of the flags that name them."""
 
 Target = Annotated[
     str,
@@ -155,14 +155,14 @@ def generate(
             repeats=repeats,
             seed=seed,
             address=address,
-            # A server that runs already is not ours to pin, and may be on another machine.
+            # A server that already runs is not ours to pin, and may be on another machine.
             cores=_cores(cores) if address is None else (),
             prompts=read_prompts(prompts, categories, num_prompts),
             llama_server=llama_server,
         )
         channel_security = ChannelSecurity(**security)
         if address is not None:
-            channel_security.credentials_for(address)  # only for its errors, here where they are wrong usage
+            channel_security.credentials_for(address)  # only for its errors, which are wrong usage here
     _run("generate", config, output, channel_security)
 
 
@@ -232,12 +232,12 @@ def pair(
     with checked():
         usual_temperatures = "0.7" if family or quick else "0,0.7,1"
         usual_counts = "6" if address else "2,8" if quick else "2,4,8" if family else "1,2,3,4,5,6,7,8,12"
-        # The family is there for its claims, which are decided by intervals over prompts.
+        # The family exists for its claims, which are decided by intervals over prompts.
         usual_prompts, usual_tokens = (2, 24) if quick else (12 if family else 4, _PAIR.max_tokens)
         config = PairConfig(
             repeats,
             seed,
-            # A server that runs already is not ours to pin, and may be on another machine.
+            # A server that already runs is not ours to pin, and may be on another machine.
             _cores(cores) if address is None else (),
             quick,
             target,
@@ -255,7 +255,7 @@ def pair(
         )
         channel_security = ChannelSecurity(**security)
         if address is not None:
-            channel_security.credentials_for(address)  # only for its errors, here where they are wrong usage
+            channel_security.credentials_for(address)  # only for its errors, which are wrong usage here
     _run("pair", config, output, channel_security)
 
 
@@ -304,7 +304,7 @@ def serve(
             seed=seed,
             target=target,
             draft=draft,
-            # A server that runs already is not ours to pin, and may be on another machine.
+            # A server that already runs is not ours to pin, and may be on another machine.
             cores=_cores(cores) if url is None else (),
         )
     _run("serve", config, output)
@@ -377,13 +377,13 @@ def _run(suite: str, config: object, output: Output, *more: object) -> None:
     """Runs a suite; ends the command with its exit status."""
     with checked():
         output.check()
-    # Imported only here: --help and wrong flags need none of it, and each suite only its own.
+    # Imported only here: --help and wrong flags need none of it, and each suite needs only its own.
     module = import_module(f"outrider_bench.{suite}.suite")
     if status := output.of(getattr(module, f"{suite.title()}Suite")(config, *more)):
         sys.exit(status)
 
 
 def _cores(text: str) -> tuple[int, ...]:
-    """Return the cores that --cores chooses. Where the system cannot say which there are, none can be chosen either."""
+    """Returns the cores that --cores chooses. If the system cannot list its cores, none can be chosen."""
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return parse_cores(text, available)

@@ -1,8 +1,8 @@
-"""Intervals by the bootstrap: how far a value moves with other prompts of the same kind. Pure.
+"""Bootstrap intervals: how far a value moves with other prompts of the same kind. Pure.
 
-Prompts are drawn anew, with repetition, and everything that is claimed is computed again from what was measured with
-them (Efron and Tibshirani, An Introduction to the Bootstrap, section 13.3: percentile intervals). A draw holds for all
-claims: both sides of a ratio, and the choice of the best of several, are of the same prompts.
+Prompts are drawn again, with repetition, and every claimed value is computed again from their measurements (Efron and
+Tibshirani, An Introduction to the Bootstrap, section 13.3: percentile intervals). A draw holds for all claims: both
+sides of a ratio, and the choice of the best of several, use the same prompts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 NUM_DRAWS = 1000
 CONFIDENCE = 0.95
 MIN_SHARE = 0.95
-"""Share of the draws that must have a value: an interval of the others alone would be too narrow."""
+"""Minimum share of the draws that must have a value: an interval of only those that have one would be too narrow."""
 
 Multiplicities = Mapping[int, int]
 """Maps the index of a unit to the number of times that it was drawn."""
 
 
 def draw(strata: Iterable[Sequence[int]], random: np.random.Generator) -> dict[int, int]:
-    """Draw as many units of each stratum, with repetition, as it has.
+    """Draws as many units of each stratum, with repetition, as it has.
 
     Args:
-        strata: Indices of units; kinds of prompts that are compared apart are apart here too.
+        strata: Indices of units; kinds of prompts that are compared separately are separate strata.
         random: Decides the draw.
 
     Returns:
@@ -43,16 +43,16 @@ def intervals_of(
     seed: int,
     num_draws: int = NUM_DRAWS,
 ) -> list[tuple[float, float] | None]:
-    """Returns the intervals in which values lie with 95 % confidence, as far as prompts decide them.
+    """Returns the intervals that hold values with 95 % confidence, as far as prompts decide them.
 
-    A value gets none where nothing varies (a single prompt says nothing about others), and where more than one draw in
+    A value gets no interval if nothing varies (a single prompt says nothing about others), or if more than one draw in
     twenty has no value.
 
     Args:
         count: Number of values.
         drawn_values: Makes all values of a draw of the prompts.
-        seed: Of the draws: the same seed gives the same intervals.
-        num_draws: How often is drawn.
+        seed: Seed of the draws: the same seed gives the same intervals.
+        num_draws: Number of draws.
     """
     random = np.random.default_rng(seed)
     draws = [drawn_values(random) for _ in range(num_draws)]

@@ -22,19 +22,19 @@ DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
 GPU_PARTS = ("services", "peers", "micro")
 """Parts of the GPU suite: our services, other programs with the same weights, and single parts of a forward."""
 MAX_CHAIN_LEN = 32
-"""Limit of num_speculative_tokens of a verifier that nobody has set another for."""
+"""Limit of num_speculative_tokens of a verifier with default settings."""
 GPU_SIZES = ("8b", "tiny")
 GPU_WEIGHTS = ("widened", "random")
 GPU_DRAFTERS = ("speculator", "in-process")
 _GPU_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 PAIR_MODELS = ("demo/target-100m", "demo/draft", "auto", "auto")
-"""Target and draft of `pair` and `serve` where no flag names others, and their number formats."""
+"""Default target and draft of `pair` and `serve`, and their number formats."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """A benchmark, fully decided."""
+    """A benchmark with all choices made."""
 
     target: str = "demo/target-100m"
     draft: str = "demo/draft"
@@ -53,12 +53,12 @@ class BenchConfig:
     repeats: int = 3
     seed: int = 0
     address: str | None = None
-    """A verifier that runs already; None means that the suite starts services."""
+    """Address of a running verifier; None means that the suite starts services."""
     cores: tuple[int, ...] = ()
     """The target's core, then the core of everything else; empty = not pinned."""
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
     llama_server: str = ""
-    """Path of llama.cpp's server, which takes part then."""
+    """Path of llama.cpp's server, which then takes part."""
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 2, "--max-tokens", ">= 2 (a rate needs two tokens)", self.max_tokens)
@@ -75,7 +75,7 @@ class BenchConfig:
             is_listed = 1 in self.concurrencies or not is_given
             _require(is_listed, "--concurrency", f"a list with 1 in it for {flag}", _joined(self.concurrencies))
         if self.address is not None:
-            # The baselines need the weights, and the delay stands between services that we start: both only in a stack
+            # The baselines need the weights, and the delay stands between services that we start, so both need a stack
             # of our own.
             _require(not self.baselines, "--baselines", "empty with --address", _joined(self.baselines))
             _require(not self.llama_server, "--llama-server", "empty with --address", self.llama_server)
@@ -84,12 +84,12 @@ class BenchConfig:
 
 @dataclass(frozen=True, slots=True)
 class PapersConfig:
-    """A run of the papers' claims, fully decided."""
+    """A run of the papers' claims, with all choices made."""
 
     papers: tuple[str, ...]
     seed: int = 0
     cores: tuple[int, ...] = ()
-    """Cores that simulate; empty = not pinned."""
+    """Cores for the simulations; empty = not pinned."""
     is_quick: bool = False
 
     def __post_init__(self) -> None:
@@ -99,14 +99,14 @@ class PapersConfig:
 
 @dataclass(frozen=True, slots=True)
 class PairConfig:
-    """A run of the pair's suite, fully decided."""
+    """A run of the pair's suite, with all choices made."""
 
     repeats: int = 3
     seed: int = 0
     cores: tuple[int, ...] = ()
     """The target's core, then the core of everything else; empty = not pinned."""
     is_quick: bool = False
-    """Smaller sizes: whether it works, not what it measures."""
+    """True for smaller sizes, which show that the suite works, but measure nothing."""
     target: str = PAIR_MODELS[0]
     draft: str = PAIR_MODELS[1]
     dtype: str = PAIR_MODELS[2]
@@ -117,9 +117,9 @@ class PairConfig:
     max_tokens: int = 40
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
     is_family: bool = False
-    """True means that the prediction is checked on pairs made of the demo models, instead of this one."""
+    """True if the prediction is checked on pairs made of the demo models, instead of this one."""
     address: str | None = None
-    """A verifier that runs already; None means that the suite starts services."""
+    """Address of a running verifier; None means that the suite starts services."""
 
     def __post_init__(self) -> None:
         _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
@@ -127,7 +127,7 @@ class PairConfig:
         _require(self.max_tokens >= 16, "--max-tokens", ">= 16 (a few rounds of every setting)", self.max_tokens)
         for flag, dtype in (("--dtype", self.dtype), ("--draft-dtype", self.draft_dtype)):
             _require(dtype in DTYPES, flag, _one_of(DTYPES), dtype)
-        # Beyond it a verifier with its default settings refuses the request.
+        # A verifier with default settings refuses requests beyond it.
         for count in self.num_speculative_tokens:
             _require(count <= MAX_CHAIN_LEN, "--num-speculative-tokens", f"at most {MAX_CHAIN_LEN}", count)
         is_usual = (self.target, self.draft, self.dtype, self.draft_dtype) == PAIR_MODELS
@@ -139,37 +139,39 @@ class PairConfig:
 
     @property
     def num_timed_turns(self) -> int:
-        """Count the turns of the two models when their forwards are timed."""
+        """Counts the turns of the two models when their forwards are timed."""
         return 3 if self.is_quick else 15
 
 
 @dataclass(frozen=True, slots=True)
 class GpuConfig:
-    """A run of the GPU suite, fully decided."""
+    """A run of the GPU suite, with all choices made."""
 
     device: str = "cuda:0"
     size: str = "8b"
-    """Sizes of the pair: `8b`, those of Qwen3-8B and Qwen3-0.6B, or `tiny`, which shows on a CPU that it works."""
+    """Sizes of the pair: `8b`, those of Qwen3-8B and Qwen3-0.6B, or `tiny`, which shows on a CPU that the suite
+    works."""
     weights: str = "widened"
-    """`widened`, the demo pair in these sizes, or `random`, which says nothing and costs as much."""
+    """`widened`, the demo pair in these sizes, or `random`, whose text means nothing, at the same cost."""
     drafter: str = "in-process"
-    """`in-process` runs the draft model in the verifier's process, as is best on one GPU; `speculator` in its own."""
+    """`in-process` runs the draft model in the verifier's process, which is best on one GPU; `speculator` in its
+    own."""
     parts: tuple[str, ...] = GPU_PARTS
     methods: tuple[str, ...] = ("off", "speculative", "best-first", "retrieval", "auto")
     sessions: tuple[int, ...] = (1, 8, 32)
-    """Numbers of generations at once."""
+    """Numbers of concurrent generations."""
     temperatures: tuple[float, ...] = (0.0, 0.7)
     contexts: tuple[int, ...] = (1024, 8192)
     """Lengths of the prompts, in tokens."""
     max_tokens: int = 128
     repeats: int = 2
     minutes: float = 10.0
-    """The budget: what would go beyond it is left out, and named."""
+    """The time budget: what would exceed it is left out, and named."""
     seed: int = 0
     models: Path = Path("models")
-    """The folder where the models are kept."""
+    """The folder of the models."""
     cells: Path | None = None
-    """The folder of what is measured, a file a cell, where a run goes on with what it finds; None means no files."""
+    """The folder of results, one file per cell, with which a run continues; None means no files."""
 
     def __post_init__(self) -> None:
         _require(bool(_GPU_DEVICE.fullmatch(self.device)), "--device", "cuda, cuda:NUMBER or cpu", self.device)
@@ -190,17 +192,17 @@ class GpuConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """A run of a load, fully decided."""
+    """A load test, with all choices made."""
 
     url: str | None = None
-    """A gateway that runs already; None means that the suite starts services."""
+    """Address of a running gateway; None means that the suite starts services."""
     guidellm: str = "guidellm"
-    """The program that makes the load."""
+    """The program that generates the load."""
     methods: tuple[str, ...] = ("off", "auto")
     request_rates: tuple[float, ...] = (math.inf,)
     """Requests a second, one run for each; infinity means all at once."""
     num_prompts: int = 1
-    """Requests of each run; the prompts come again where they are fewer."""
+    """Requests of each run; prompts are repeated if there are fewer."""
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
     max_tokens: int = 128
     temperature: float = 0.7
@@ -228,7 +230,7 @@ class ServeConfig:
 def parse_list(
     flag: str, text: str, convert: Callable[[str], T], rule: str, allowed: Callable[[T], bool]
 ) -> tuple[T, ...]:
-    """Return the values of a comma-separated flag, in order, each once. `rule` says what one value must be."""
+    """Returns the values of a comma-separated flag, in order, each once. `rule` says what a value must be."""
     values: list[T] = []
     for part in (part.strip() for part in text.split(",")):
         try:
@@ -243,7 +245,7 @@ def parse_list(
 
 
 def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Read a comma-separated choice of names; an empty text chooses none."""
+    """Reads a comma-separated choice of names; an empty text chooses none."""
     return parse_list(flag, text, str, _one_of(known), lambda name: name in known) if text.strip() else ()
 
 
@@ -260,12 +262,12 @@ def parse_counts(flag: str, text: str) -> tuple[int, ...]:
 def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
     """Cores for the target and for everything else.
 
-    "auto" takes the first two that this process may use, "none" pins nothing. One core stands for both.
+    "auto" takes the first two that this process may use, "none" pins nothing. A single core serves as both.
     """
     if text == "none" or (text == "auto" and not available):
         return ()
     if text == "auto":
-        return (available[0], available[1 % len(available)])  # a single core is both
+        return (available[0], available[1 % len(available)])  # a single core serves as both
     rule = f"auto, none, or one or two of the cores {','.join(map(str, available))}"
     cores = parse_list("--cores", text, int, rule, lambda core: core in available)
     _require(len(cores) <= 2, "--cores", rule, text)
@@ -273,7 +275,7 @@ def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
 
 
 def read_prompts(path: Path | None, categories: str, count: int | None) -> tuple[Prompt, ...]:
-    """Return the prompts that the flags --prompts, --categories and --num-prompts choose."""
+    """Returns the prompts that the flags --prompts, --categories and --num-prompts choose."""
     _require(count is None or count >= 1, "--num-prompts", ">= 1", count)
     try:
         prompts = load_prompts(path) if path is not None else default_prompts()
@@ -287,7 +289,7 @@ def read_prompts(path: Path | None, categories: str, count: int | None) -> tuple
 
 
 def _check_llama_server(path: str) -> None:
-    # Empty means that llama.cpp takes no part. Whether the program is llama.cpp's shows when it is started.
+    # Empty means that llama.cpp takes no part. Starting the program shows whether it is llama.cpp's.
     is_usable = not path or shutil.which(path) is not None
     _require(is_usable, "--llama-server", "the path of llama.cpp's llama-server, which can be executed", path)
 

@@ -1,4 +1,4 @@
-"""Times of a pair that is simulated: what forwards and messages take, the same on every machine."""
+"""Times of a simulated pair: what forwards and messages take, the same on every machine."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ class Costs:
     """Times in milliseconds."""
 
     target_ms: Mapping[int, float]
-    """Times of a target forward, by its rows."""
+    """Times of a target forward, by its number of rows."""
     draft_ms: float
     draft_row_ms: float
-    """Times of a draft forward: without rows, and what each row adds."""
+    """Times of a draft forward: without rows, and per row."""
     one_way_ms: float
     """Time of a message between the services."""
     overhead_ms: float
-    """Time of a round beside its forward."""
+    """Time of a round besides its forward."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that a worker reads; see `from_json`."""
+        """Returns the object that a worker reads; see `from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> Self:
-        """Read what `to_json` has made: in JSON numbers of rows are strings, as all keys are."""
+        """Reads what `to_json` has made: in JSON numbers of rows are strings, as all keys are."""
         rows = {int(count): ms for count, ms in message["target_ms"].items()}
         return cls(**{**message, "target_ms": rows})
 
@@ -39,7 +39,7 @@ CPU = Costs(
     one_way_ms=0.45,
     overhead_ms=1.0,
 )
-"""The demo pair on a core each, on a Zen 4."""
+"""The demo pair on one core each, on a Zen 4."""
 GPU = Costs(
     target_ms={1: 20.0, 64: 22.0, 256: 30.0},
     draft_ms=1.0,
@@ -47,4 +47,4 @@ GPU = Costs(
     one_way_ms=0.05,
     overhead_ms=0.5,
 )
-"""Two devices on which rows cost hardly anything, side by side: where the papers measure."""
+"""Two parallel devices on which rows cost hardly anything, as in the papers' measurements."""

@@ -1,6 +1,6 @@
 """The drivers that contenders generate with: over gRPC against the services, or in a worker process for a baseline.
 
-Both take the time where the tokens arrive, on the clock of the process that asked for them.
+Both take the time when tokens arrive, on the clock of the process that asked for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Driver(Protocol):
 
 
 class GenerationFailed(RuntimeError):
-    """A generation did not come to its end. The message says why, in one line."""
+    """A generation failed. The message gives the reason in one line."""
 
 
 class StackDriver:
@@ -70,7 +70,7 @@ class StackDriver:
 
 
 def to_proto(request: Request, options: Mapping[str, Any]) -> verifier_pb2.GenerateRequest:
-    """Make a contender's request. It ignores end-of-sequence tokens, so that all outputs are equally long."""
+    """Makes a contender's request. It ignores end-of-sequence tokens, so that all outputs are equally long."""
     fields = dict(options)
     method = wire_name(fields.pop("method"))
     return verifier_pb2.GenerateRequest(
@@ -83,23 +83,23 @@ def to_proto(request: Request, options: Mapping[str, Any]) -> verifier_pb2.Gener
 
 
 def wire_name(method: str) -> str:
-    """Return the name of a method on the wire: METHOD_BEST_FIRST for "best-first"."""
+    """Returns the name of a method on the wire: METHOD_BEST_FIRST for "best-first"."""
     return f"METHOD_{method.upper().replace('-', '_')}"
 
 
 def num_judged_in(chunk: verifier_pb2.Chunk) -> int:
-    """Counts the chain tokens of a round that were compared with the target's: those after a refused one never are.
+    """Counts the chain tokens of a round that were compared with the target's; those after a refused one never are.
 
-    A chunk ends with the target's own token, save one that a stop token cuts short.
+    A chunk ends with the target's own token, unless a stop token cuts it short.
     """
     kept = sum(source != types_pb2.SOURCE_TARGET for source in chunk.sources)
-    # The kept ones, and the one that the target's own token replaced; after a chain that was kept whole there is none,
-    # which `min` sees to.
+    # The kept ones, and the one that the target's own token replaced. After a chain that was kept whole there is none;
+    # `min` accounts for that.
     return min(kept + (kept < len(chunk.sources)), chunk.num_drafted)
 
 
 def rounds_from_proto(summary: verifier_pb2.SpeculationSummary) -> Rounds:
-    """Read what the server reports about its rounds."""
+    """Reads what the server reports about its rounds."""
     return Rounds(
         num_rounds=summary.num_rounds,
         num_drafted=summary.num_drafted_tokens,
@@ -123,7 +123,7 @@ def rounds_from_proto(summary: verifier_pb2.SpeculationSummary) -> Rounds:
 
 
 def _decisions(summary: verifier_pb2.SpeculationSummary) -> dict[str, int]:
-    """Rounds by what METHOD_AUTO chose for them."""
+    """Rounds by METHOD_AUTO's choice for them."""
     found: Counter[str] = Counter()
     for decision in summary.decisions:
         words = [method_name(decision.method)]
@@ -142,25 +142,25 @@ class StackError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Services of our own that serve."""
+    """Services of our own, running."""
 
     stack: LocalStack
     driver: StackDriver
     info: verifier_pb2.GetInfoResponse
-    """Answer of the verifier to GetInfo."""
+    """The verifier's answer to GetInfo."""
 
 
 @asynccontextmanager
 async def running_stack(
     config: BenchConfig, rtt_ms: float, security: ChannelSecurity = NO_SECURITY
 ) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
-    """Run the services, or connect to them, while the block runs.
+    """Runs the services, or connects to them, while the block runs.
 
     Yields:
         A driver, and the verifier's answer to GetInfo.
 
     Raises:
-        StackError: The services do not start, or do not know a method that is to be measured.
+        StackError: The services do not start, or do not offer a method that is to be measured.
     """
     if config.address is None:
         async with running_services(stack_config(config, rtt_ms)) as services:
@@ -174,7 +174,7 @@ async def running_stack(
 
 @asynccontextmanager
 async def running_services(config: StackConfig) -> AsyncIterator[Services]:
-    """Services of our own while the block runs. Raises StackError."""
+    """Runs services of our own while the block runs. Raises StackError."""
     try:
         # Blocks the event loop on purpose: the processes live as long as the thread that starts them, and nothing else
         # runs yet.
@@ -189,22 +189,22 @@ async def running_services(config: StackConfig) -> AsyncIterator[Services]:
 async def connected(
     address: str, security: ChannelSecurity = NO_SECURITY
 ) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
-    """Return a driver for a verifier that runs, and its answer to GetInfo. Raises StackError if it does not answer."""
+    """Returns a driver for a running verifier, and its answer to GetInfo. Raises StackError if it does not answer."""
     async with open_aio(address, security.credentials_for(address)) as channel:
-        # Not an interceptor: that would put a queue into the very streams whose arrivals are timed.
+        # Not an interceptor, which would put a queue into the very streams whose arrivals are timed.
         stub = verifier_pb2_grpc.VerifierServiceStub(cast(aio.Channel, CallsWithMetadata(channel, security.metadata)))
         info = await _info(stub, address)
         yield StackDriver(stub), info
 
 
 def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
-    """Choose what to start. One thread a model: that is what the baselines have."""
+    """Chooses what to start, with one thread per model, as the baselines have."""
     return StackConfig(
         target=config.target,
         target_dtype=config.dtype,
         draft=config.draft,
         draft_dtype=config.draft_dtype,
-        # Without a round trip there is no proxy either: even one that delays nothing would cost each message a hop.
+        # Without a round trip there is no proxy either: even one without delay would cost each message a hop.
         link=LinkSettings(delay_ms=rtt_ms / 2) if rtt_ms else None,
         num_threads=1,
         cores=config.cores,
@@ -212,7 +212,7 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
 
 
 def describe_server(info: verifier_pb2.GetInfoResponse) -> dict[str, dict[str, Any]]:
-    """Describe the target model as its server does, for results about a server whose weights are not at hand."""
+    """Describes the target model as its server does, for results about a server whose weights are not at hand."""
     target = {
         "model_id": info.model.model_id,
         "dtype": info.model.dtype,
@@ -223,23 +223,23 @@ def describe_server(info: verifier_pb2.GetInfoResponse) -> dict[str, dict[str, A
 
 
 def merge_models(served: dict[str, dict[str, Any]], known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Add what a server says of its models to what a worker, which has their weights, says of them."""
+    """Merges a server's description of its models into that of a worker, which has their weights."""
     return {role: served.get(role, {}) | known.get(role, {}) for role in {**known, **served}}
 
 
 async def _info(stub: verifier_pb2_grpc.VerifierServiceAsyncStub, address: str) -> verifier_pb2.GetInfoResponse:
     try:
-        # `wait_for_ready`: a server that is just coming up is no error before the timeout.
+        # `wait_for_ready`: a server that is still starting is no error before the timeout.
         return await stub.GetInfo(verifier_pb2.GetInfoRequest(), timeout=_ANSWER_TIMEOUT_S, wait_for_ready=True)
     except aio.AioRpcError as error:
         raise StackError(f"the verifier at {address} does not answer: {error.code().name}: {error.details()}") from None
 
 
 def _check_methods(config: BenchConfig, info: verifier_pb2.GetInfoResponse) -> None:
-    """A stack without a peer would refuse in the middle of the warm-up; this says it in terms of the flag."""
+    """Checks that all methods are offered, in terms of the flag; the server would refuse only in the warm-up."""
     offered = {types_pb2.Method.Name(number) for number in info.methods}
     for method in config.methods:
-        # Behind the + stands no method, but the field `retrieval`.
+        # The part after the + is no method, but the field `retrieval`.
         if wire_name(method.partition("+")[0]) not in offered:
             known = ", ".join(sorted(map(method_name, info.methods)))
             raise StackError(f"--methods: the verifier does not offer {method!r} (it offers {known})")

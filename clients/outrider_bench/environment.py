@@ -1,4 +1,4 @@
-"""The environment of a run: everything that a reader needs who wants to compare, and what one forward costs there."""
+"""The environment of a run: everything that a reader needs to compare results, and the cost of one forward there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("outrider", "torch", "transformers", "scikit-learn", "grpcio", "pro
 
 
 def describe_environment(models: Mapping[str, Mapping[str, Any]], cores: tuple[int, ...]) -> dict[str, Any]:
-    """Describe the machine, the versions and the models."""
+    """Describes the machine, the versions and the models."""
     return {
         "cpu": cpu_name(),
         "num_cores": os.cpu_count(),
@@ -34,7 +34,7 @@ def describe_environment(models: Mapping[str, Mapping[str, Any]], cores: tuple[i
 
 
 def describe_inflation(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's description; of one whose cost is inflated for the measurement, a sentence that says so."""
+    """Describes a model; a model whose cost is inflated for the measurement gets a sentence that says so."""
     if not model.get("inflated"):
         return {"inflated": None, **model}
     note = (
@@ -45,10 +45,10 @@ def describe_inflation(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_config(config: BenchConfig) -> dict[str, Any]:
-    """Return the configuration for results.json; of the prompts, their number."""
+    """Returns the configuration for results.json, with the number of prompts instead of the prompts."""
     values = asdict(config)
     values.pop("prompts")
-    if config.address is not None:  # the flags say nothing about a server that somebody else has started
+    if config.address is not None:  # the flags do not describe a server that somebody else has started
         values |= {"target": None, "draft": None, "dtype": None, "draft_dtype": None, "cores": None}
     categories = [prompt.category for prompt in config.prompts]
     values["num_prompts"] = len(categories)
@@ -57,7 +57,7 @@ def describe_config(config: BenchConfig) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name; Python does not know it on Linux."""
+    """Returns the processor's name, which Python does not know on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -91,7 +91,7 @@ class Machine:
     @property
     def speed_ratio(self) -> float | None:
         """C: forwards of the draft model, one row each, that fit into one of the target."""
-        # DOUBLE, section 3.1: C = T_p / T_q, the times of a token.
+        # DOUBLE, section 3.1: C = T_p / T_q, the times per token.
         target, draft = self.target_forward_ms.get(1), self.draft_forward_ms.get(1)
         return target / draft if target and draft else None
 
@@ -103,12 +103,12 @@ class Machine:
             return {}
         rows, milliseconds = [row for row, _ in times], [time for _, time in times]
         base = milliseconds[0]
-        # k drafts and the token of the target's own: k + 1 tokens of one forward of k + 1 rows. Waiting, rounds and
-        # the network cost nothing here.
+        # k drafts and the target's own token: k + 1 tokens from one forward of k + 1 rows. Waiting, rounds and the
+        # network are free here.
         return {k: (k + 1) * base / float(np.interp(k + 1, rows, milliseconds)) for k in range(1, rows[-1])}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that results.json keeps."""
+        """Returns the object that results.json keeps."""
         return {
             "target_forward_ms": {str(rows): time for rows, time in sorted(self.target_forward_ms.items())},
             "draft_forward_ms": {str(rows): time for rows, time in sorted(self.draft_forward_ms.items())},

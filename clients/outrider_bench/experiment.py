@@ -23,7 +23,7 @@ DRAFT_UNTRAINED = "demo/draft-untrained"
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Contenders that take turns on the same prompts. All of them are continued at every temperature."""
+    """Contenders that take turns on the same prompts. Each prompt is continued at every temperature."""
 
     name: str
     contenders: tuple[Contender, ...]
@@ -37,27 +37,27 @@ class Experiment:
     dtype: str = "auto"
     """Number format of the target."""
     concurrencies: tuple[int, ...] = (1,)
-    """Generations at once; everything is measured at each."""
+    """Numbers of concurrent generations; everything is measured at each."""
     has_prior: bool = False
     """True if both sides have a prior, in a simulation."""
     costs: Costs | None = None
-    """Times of forwards and messages of a simulation; None means that services run, and time is measured."""
+    """Times of forwards and messages of a simulation; None means real services and measured times."""
 
     @property
     def num_generations(self) -> int:
-        """The generations to run, warm-up aside."""
+        """The generations to run, except the warm-up."""
         each = len(self.contenders) * len(self.temperatures) * len(self.prompts) * self.repeats
         return each * len(self.concurrencies)
 
     def config(self, seed: int, cores: tuple[int, ...]) -> BenchConfig:
-        """Returns the benchmark that this is, for the machinery that takes turns and starts services."""
+        """Returns the benchmark of this experiment, for the code that takes turns and starts services."""
         return BenchConfig(
             target=self.target,
             draft=self.draft,
             dtype=self.dtype,
-            # Small draft models cost operator calls; others have the target's type, as their names promise a ratio.
+            # Operator calls dominate small draft models. Others have the target's type, as their names promise a ratio.
             draft_dtype="float32" if self.draft in (DRAFT, DRAFT_UNTRAINED) else "auto",
-            # Not the contenders': a server that lacks one of their methods fails that contender, not the experiment.
+            # Not the contenders' methods: a server without one of them fails that contender, not the experiment.
             methods=(OFF,),
             temperatures=self.temperatures,
             concurrencies=self.concurrencies,
@@ -70,7 +70,7 @@ class Experiment:
 
 
 def label_of(contender: Contender) -> str:
-    """Return method and setting in a few words, like `Condition.label`."""
+    """Returns method and setting in a few words, like `Condition.label`."""
     return f"{contender.method} {contender.setting}".strip()
 
 
@@ -84,27 +84,27 @@ LLAMA_CPP = "llama.cpp"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to generate. `options` is what its driver must know beside the request."""
+    """A way to generate. `options` is what its driver must know besides the request."""
 
     method: str
     setting: str = ""
     driver: str = "stack"
-    """Name of the driver that runs it: "stack", "hf", "bare" or "llama.cpp"."""
+    """Name of its driver: "stack", "hf", "bare" or "llama.cpp"."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def contender(method: str, setting: str = "", **fields: Any) -> Contender:
-    """Make a contender of a method with fields of `SpeculationParams`."""
+    """Makes a contender of a method with fields of `SpeculationParams`."""
     return Contender(method, setting, options={"method": method, **fields})
 
 
 PLAIN = contender(OFF)
 AS_PUBLISHED = "as published"
-"""Setting of a contender that does what its paper says, and nothing of what this project adds to all methods."""
+"""Setting of a contender that follows its paper, without what this project adds to all methods."""
 
 
 def as_published(method: str, **fields: Any) -> Contender:
-    """Make a contender of a method as its paper has it, with fields of `SpeculationParams` that the paper tunes."""
+    """Makes a contender of a method as published, with the fields of `SpeculationParams` that the paper tunes."""
     number = enum_number(types_pb2.Method.DESCRIPTOR, method, "method")
     preset = published(types_pb2.SpeculationParams(method=number, **fields))  # type: ignore[arg-type]  # a number
     options = MessageToDict(preset, preserving_proto_field_name=True)
@@ -112,7 +112,7 @@ def as_published(method: str, **fields: Any) -> Contender:
 
 
 def contenders_of(config: BenchConfig) -> list[Contender]:
-    """List all contenders. `off` always takes part: it is what the others are compared with."""
+    """Lists all contenders. `off` always takes part, because the others are compared with it."""
     contenders = [Contender(OFF, options={"method": OFF})]
     for method in config.methods:
         if method != OFF:
@@ -127,13 +127,13 @@ def contenders_of(config: BenchConfig) -> list[Contender]:
 
 
 def _settings_of(method: str, config: BenchConfig) -> list[Contender]:
-    """List a method once for each --num-speculative-tokens."""
+    """Lists a method once for each --num-speculative-tokens."""
     name, _, retrieval = method.partition("+")
     base = METHODS[name]
     shared: dict[str, Any] = {"method": name}
     if retrieval:
         shared["retrieval"] = True
-    # The server refuses the field for a method that takes nodes as they pay.
+    # The server refuses the field for a method that takes nodes while they pay.
     if config.min_path_probability is not None and base.bounds_paths(base.rows):
         shared["min_path_probability"] = config.min_path_probability
     # The server refuses the field for a method that does not draft ahead.
@@ -144,8 +144,7 @@ def _settings_of(method: str, config: BenchConfig) -> list[Contender]:
         if count is not None:
             options["num_speculative_tokens"] = count
         if lookahead is not None:
-            # A lookahead below the chain's length is refused; a sweep over lengths should not stumble over one fixed
-            # lookahead.
+            # A lookahead below the chain's length is refused; one fixed lookahead should not end a sweep over lengths.
             options["lookahead"] = max(count or 0, lookahead)
         found.append(Contender(method, "" if count is None else f"k={count}", options=options))
     return found
@@ -155,8 +154,8 @@ def _hf_contenders() -> list[Contender]:
     """transformers' own ways to generate.
 
     Assisted generation has two schedules worth comparing with: its default, which drafts up to 20 tokens and stops
-    where the draft model is less than 40 % sure (a threshold that moves if scikit-learn is installed), and a constant
-    length, of which the best is not known beforehand.
+    if the draft model is less than 40 % sure (a threshold that moves if scikit-learn is installed), and a constant
+    length; which one is best is not known beforehand.
     """
     # A threshold of 0: with another one, drafts would end early in spite of the constant length.
     constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
@@ -183,4 +182,4 @@ LLAMA_CPP_CONTENDERS = (
     _llama_cpp(16, 0.6),
     _llama_cpp(24, 0.4),
 )
-"""llama.cpp plain, and with settings of the draft model of which the best is not known beforehand."""
+"""llama.cpp without a draft model, and with several settings of it; which one is best is not known beforehand."""

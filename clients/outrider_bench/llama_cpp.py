@@ -15,10 +15,10 @@ _MODULE = "outrider_bench.workers.llama_cpp"
 
 @asynccontextmanager
 async def running_llama_cpp(config: BenchConfig) -> AsyncIterator[Driver]:
-    """Run `config.llama_server` with the pair of `config` while the block runs, once for each setting.
+    """Runs `config.llama_server` with the pair of `config` while the block runs, once for each setting.
 
-    Each server may use all cores of `config`, as our target and draft model together do. The worker that asks them is
-    not pinned: it stays where this process is, on the core of everything else.
+    Each server may use all cores of `config`, as our target and draft model together do. The worker that calls them is
+    not pinned: it stays with this process, on the core of everything else.
 
     Raises:
         WorkerError: The models cannot be written as GGUF files.

@@ -1,4 +1,4 @@
-"""Results of a suite go to the terminal as a report, to stdout as JSON, or into a folder: flags, and what they do."""
+"""Flags for the results of a suite: a report on the terminal, JSON on stdout, or files in a folder."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Holds what the user wants of the results."""
+    """What the user wants of the results."""
 
     folder: Path | None = None
-    """Takes results.json and a report. None means that nothing is written."""
+    """Folder for results.json and a report. None means that nothing is written."""
     as_json: bool = False
     """Prints what results.json keeps on stdout, and the report on stderr."""
 
@@ -46,7 +46,7 @@ class Output:
             raise FlagError("--out", "a folder that can be written to", self.folder)
 
     def of(self, suite: Suite) -> int:
-        """Runs a suite, and prints and writes what it has found; returns the exit status."""
+        """Runs a suite, prints and writes its results, and returns the exit status."""
         console = Console(stderr=self.as_json)
         console = console if console.is_terminal else Console(stderr=self.as_json, width=WIDTH)
         status = suite.run(self.folder, console)
@@ -56,7 +56,7 @@ class Output:
 
 
 def with_output(command: Callable[..., _T]) -> Callable[..., _T]:
-    """Gives a command the flags of its output. Its argument `output` gets their values."""
+    """Adds the flags of the output to a command. Its argument `output` gets their values."""
     flags = list(inspect.signature(_output, eval_str=True).parameters.values())
     return with_flags(command, "output", flags, _output)
 

@@ -1,6 +1,6 @@
-"""One table, one report: a `Table` drawn on the terminal and in Markdown, and the reports that suites make of them.
+"""A `Table` drawn on the terminal and in Markdown, and the reports that suites make of tables.
 
-A suite says which tables stand in which chapter; how they look, and what every report says about the machine, is here.
+A suite decides which tables belong to which chapter. This module has their looks, and the facts about the machine.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _STYLES = {"met": "green", "missed": "red", "inconclusive": "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Holds a title, column names, rows of cells, and what must be said about them."""
+    """A title, column names, rows of cells, and remarks about them."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     words: frozenset[str] = frozenset()
-    """Columns, beside the first one, whose cells are words and stand at the left; numbers stand at the right."""
+    """Columns besides the first one whose cells are words, aligned left; numbers are aligned right."""
     wrapped: frozenset[str] | None = None
-    """Columns that may break a cell into lines; None means all but the first."""
+    """Columns that may wrap a cell; None means all but the first."""
 
     def to_markdown(self) -> str:
-        """Draw the table in Markdown."""
+        """Draws the table in Markdown."""
         # Both would end the cell, or begin emphasis.
         escaped = [[cell.replace("|", "\\|").replace("*", "\\*") for cell in row] for row in self.rows]
         rule = ["---" if self._is_left(index) else "---:" for index in range(len(self.columns))]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in [self.columns, rule, *escaped])
 
     def to_rich(self) -> RichTable:
-        """Draw the table for the terminal: verdicts in colour, `off` pale, the best of several settings bold."""
+        """Draws the table for the terminal: verdicts in colour, `off` pale, the best of several settings bold."""
         drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
         wrapped = self.wrapped if self.wrapped is not None else frozenset(self.columns[1:])
         for index, column in enumerate(self.columns):
@@ -65,28 +65,28 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """Holds what a report says about one thing."""
+    """What a report says about one subject."""
 
     title: str
     tables: Sequence[Table] = ()
     sentences: Sequence[str] = ()
-    """Sentences about how it was measured, and how to read it."""
+    """Sentences about the measurement, and how to read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Holds everything that a suite says, in order."""
+    """Everything that a suite reports, in order."""
 
     title: str
     environment: Sequence[str]
     """Lines about the machine and the run."""
     notes: Sequence[str]
-    """Sentences that belong before the numbers: about small sizes, failures, an interruption."""
+    """Sentences that must come before the numbers: about small sizes, failures, an interruption."""
     chapters: Sequence[Chapter]
     summary: str = ""
 
     def print(self, console: Console) -> None:
-        """Print notes, chapters and summary."""
+        """Prints notes, chapters and summary."""
         for note in self.notes:
             console.print(Text(f"Note: {note}", style="yellow"))
         for chapter in self.chapters:
@@ -118,7 +118,7 @@ class Report:
 
 
 def environment_lines(results: Mapping[str, Any], *lines: str, pinning: str = "") -> list[str]:
-    """Describe the machine and the versions, then what a suite adds."""
+    """Describes the machine and the versions, then adds the suite's own lines."""
     environment = results["environment"]
     machine = f"{environment['cpu']}, {environment['num_cores']} cores, {environment['memory_gib']} GiB"
     versions = ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if number)
@@ -126,19 +126,19 @@ def environment_lines(results: Mapping[str, Any], *lines: str, pinning: str = ""
 
 
 def notes_of(results: Mapping[str, Any], *, interrupted: str) -> list[str]:
-    """Say what must be known before the numbers: small sizes, an interruption, what failed."""
+    """Says what must be known before the numbers: small sizes, an interruption, what failed."""
     found = [QUICK_NOTE] if results["config"].get("is_quick") else []
     found += [interrupted] if results["interrupted"] else []
     return found + [f"{what} failed: {why}" for what, why in results["failures"].items()]
 
 
 def number_cell(value: float | None, digits: int, unit: str = "") -> str:
-    """Show a number with `digits` decimals; None shows as a dash."""
+    """Shows a number with `digits` decimals, and None as a dash."""
     return NONE if value is None else f"{value:.{digits}f}{unit}"
 
 
 def percent_cell(value: float | None) -> str:
-    """Show a share in percent; None shows as a dash."""
+    """Shows a share in percent, and None as a dash."""
     return NONE if value is None else f"{value:.0%}"
 
 
@@ -171,13 +171,13 @@ EXPERIMENT_CAPTION = (
 
 
 def experiment_table(title: str, rows: Sequence[Row]) -> Table:
-    """Makes a row for each contender and temperature; prompts of several kinds have rows of their own for each kind."""
+    """Makes a row for each contender and temperature; prompts of several kinds have separate rows for each kind."""
     categories = {row["category"] for row in rows} - {ALL_CATEGORIES}
-    # With several kinds, a row over all of them would be a mean of what is shown apart.
+    # With several kinds, a row over all of them would average what is shown separately.
     shown = [row for row in rows if (row["category"] == ALL_CATEGORIES) == (not categories)]
     if not categories:
         return Table(title, EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown])
-    # Kinds apart, each with its temperatures.
+    # Each kind with its temperatures.
     shown = sorted(shown, key=lambda row: (row["category"], row["temperature"]))
     columns = ("prompts", *EXPERIMENT_COLUMNS)
     return Table(title, columns, [[row["category"], *_experiment_cells(row)] for row in shown])

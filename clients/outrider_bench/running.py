@@ -1,6 +1,6 @@
-"""One experiment: everybody warms up, then all take turns, as in `generate`.
+"""One experiment: all contenders warm up, then they take turns, as in `generate`.
 
-A server may refuse what a contender asks, or not answer it: that is the contender's failure, and the others go on.
+If a server refuses a contender's request, or does not answer it, only that contender fails, and the others go on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider_bench.experiment import OFF, Contender, Experiment, label_of
 from outrider_bench.samples import Block, Condition, GenerationSample, Request, Sample
 
 GENERATION_TIMEOUT_S = 60.0
-"""Ten times what the longest one takes with `off`."""
+"""Ten times what the longest generation takes with `off`."""
 MAX_FAILURES = 2
 """Failures after which a contender takes no further part."""
 WARM_UP_PROMPT = """import csv
@@ -29,17 +29,17 @@ def read_table(path, delimiter=","):
     \"\"\"Return the rows of a file as lists of their fields.\"\"\"
     with open(path, newline="") as file:
 """
-"""Not one that is measured: a service that shares what it has said would know the answer then."""
+"""Not a measured prompt: a service that shares its earlier output would know the answer."""
 WARM_UP_TOKENS = 16
 AUTO_WARM_UPS, AUTO_WARM_UP_TOKENS = 2, 64
-"""Generations that auto learns from at each temperature, before it is measured: it lives in a server, not in one
-request."""
-# Far beyond what `seed_of` makes of small seeds: nobody has drawn with this noise when it is measured.
+"""Generations that auto learns from at each temperature before it is measured, because it is meant for a server, not
+for one request."""
+# Far beyond what `seed_of` makes of small seeds: no earlier draw has used this noise when it is measured.
 WARM_UP_SEED = 2**31
 
 
 class TimedDriver:
-    """A driver whose generations fail when they take too long: one that hangs should not hang the benchmark."""
+    """A driver whose generations fail when they take too long: one that hangs must not block the benchmark."""
 
     def __init__(self, driver: Driver, timeout_s: float = GENERATION_TIMEOUT_S) -> None:
         self._driver = driver
@@ -48,7 +48,7 @@ class TimedDriver:
     async def generate(self, request: Request, options: Mapping[str, Any]) -> GenerationSample:
         """See Driver."""
         try:
-            # The timeout cancels the read, and with it grpc.aio cancels the call: no server works on behind it.
+            # The timeout cancels the read, and with it grpc.aio cancels the call: no server keeps working on it.
             async with asyncio.timeout(self._timeout_s):
                 return await self._driver.generate(request, options)
         except TimeoutError:
@@ -56,7 +56,7 @@ class TimedDriver:
 
 
 class Running:
-    """An experiment that is under way."""
+    """A running experiment."""
 
     def __init__(
         self, experiment: Experiment, config: BenchConfig, drivers: Mapping[str, Driver], keep: Callable[[Block], None]
@@ -64,9 +64,9 @@ class Running:
         """
         Args:
             experiment: What is measured.
-            config: The benchmark that it is.
-            drivers: By the names that contenders call them by.
-            keep: Gets what was measured, at once.
+            config: The benchmark of that experiment.
+            drivers: By the names that contenders use for them.
+            keep: Gets each result at once.
         """
         self.failures: dict[str, str] = {}
         """Reasons of failures, by the label of the contender."""
@@ -75,7 +75,7 @@ class Running:
         self._counts: Counter[str] = Counter()
 
     async def warm_up(self, is_cold: Callable[[Contender], bool] = lambda _: True) -> list[Contender]:
-        """Has every cold contender generate a little.
+        """Makes every cold contender generate a little.
 
         Returns:
             The contenders that can be measured. Empty if only `off` is left: there would be nothing to compare.
@@ -92,7 +92,7 @@ class Running:
         return [] if all(one.method == OFF for one in present) else present
 
     async def prepare(self, contender: Contender) -> None:
-        """Has a contender generate a little. Raises GenerationFailed."""
+        """Makes a contender generate a little. Raises GenerationFailed."""
         driver = self._drivers.get(contender.driver)
         if driver is None:
             raise GenerationFailed(f"{contender.driver} did not start")
@@ -100,7 +100,7 @@ class Running:
             await driver.generate(request, contender.options)
 
     async def take(self, turns: Iterable[Turn]) -> None:
-        """Runs these turns, but those of contenders that have failed too often."""
+        """Runs these turns, except those of contenders that have failed too often."""
         for turn in turns:
             label = turn.condition.label
             if self._counts[label] >= MAX_FAILURES:
@@ -127,7 +127,7 @@ async def run_experiment(
 
 
 def _warm_up_requests(contender: Contender, config: BenchConfig) -> Iterator[Request]:
-    """Yield a short request; for `auto`, which learns from its measurements, more of them, at every temperature."""
+    """Yields a short request; for `auto`, which learns from its measurements, more of them, at every temperature."""
     yield Request(WARM_UP_PROMPT, config.temperatures[0], WARM_UP_SEED, min(WARM_UP_TOKENS, config.max_tokens))
     if contender.method == "auto":
         tokens = min(AUTO_WARM_UP_TOKENS, config.max_tokens)
@@ -137,7 +137,7 @@ def _warm_up_requests(contender: Contender, config: BenchConfig) -> Iterator[Req
 
 _WARM_UP_TOKENS = 32
 _MAX_PROMPTS = 100_000
-"""Seeds of two repeats do not meet below this many prompts."""
+"""Up to this many prompts, the seeds of two repeats do not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ class Turn:
 
 
 def schedule(config: BenchConfig, contenders: Sequence[Contender], rtt_ms: float) -> Iterator[Turn]:
-    """Yield all turns for one round-trip time, in order."""
-    # Contenders begin in rotation: a machine that gets slower during a prompt would always slow down the last one.
+    """Yields all turns for one round-trip time, in order."""
+    # The first contender rotates: a machine that slows down during a prompt would always affect the last one.
     rotation = itertools.count()
     for repeat, concurrency, temperature in itertools.product(
         range(config.repeats), config.concurrencies, config.temperatures
@@ -161,7 +161,7 @@ def schedule(config: BenchConfig, contenders: Sequence[Contender], rtt_ms: float
         if not everyone:
             continue
         indices = range(len(config.prompts))
-        # One at a time, contenders take turns prompt by prompt; under load a turn is all prompts, for the load's sake.
+        # One at a time, contenders take turns prompt by prompt. Under load a turn is all prompts, to keep up the load.
         for group in [(index,) for index in indices] if concurrency == 1 else [tuple(indices)]:
             first = next(rotation) % len(everyone)
             for contender in everyone[first:] + everyone[:first]:
@@ -170,23 +170,24 @@ def schedule(config: BenchConfig, contenders: Sequence[Contender], rtt_ms: float
 
 
 def takes_part(contender: Contender, config: BenchConfig, concurrency: int, rtt_ms: float) -> bool:
-    """Return True if a contender takes part here. Baselines generate one text at a time, without a network."""
+    """Returns True if a contender takes part here. Baselines generate one text at a time, without a network."""
     return contender.driver == "stack" or (concurrency == 1 and rtt_ms == config.rtts_ms[0])
 
 
 def num_generations(config: BenchConfig, contenders: Sequence[Contender]) -> int:
-    """Count the generations that a whole benchmark runs, warm-up aside."""
+    """Counts the generations of a whole benchmark, except the warm-up."""
     turns = itertools.chain.from_iterable(schedule(config, contenders, rtt_ms) for rtt_ms in config.rtts_ms)
     return sum(len(turn.prompt_indices) for turn in turns)
 
 
 def seed_of(config: BenchConfig, repeat: int, prompt_index: int) -> int:
-    """Return the seed of a generation: the same for all contenders, another for each repeat and prompt."""
+    """Returns the seed of a generation: the same for all contenders, another for each repeat and prompt."""
     return (config.seed + repeat) * _MAX_PROMPTS + prompt_index
 
 
 async def warm_up(config: BenchConfig, contenders: Sequence[Contender], drivers: Mapping[str, Driver]) -> None:
-    """Has everyone generate a little: caches fill, connections open, lazy imports happen. Raises GenerationFailed."""
+    """Makes all contenders generate a little: caches fill, connections open, lazy imports happen. Raises
+    GenerationFailed."""
     for contender in contenders:
         temperature = config.temperatures[0]
         tokens = min(_WARM_UP_TOKENS, config.max_tokens)
@@ -199,7 +200,7 @@ async def warm_up(config: BenchConfig, contenders: Sequence[Contender], drivers:
 
 async def run_turn(turn: Turn, config: BenchConfig, driver: Driver, on_sample: Callable[[Sample], None]) -> Block:
     """Runs a turn: `concurrency` generations at a time until all its prompts are done."""
-    # One iterator for all workers: each takes the next prompt when it has ended its own, as clients under load do.
+    # One iterator for all workers: each takes the next prompt when it has finished its own, as clients under load do.
     waiting = iter(turn.prompt_indices)
     samples: list[Sample] = []
 
@@ -213,7 +214,7 @@ async def run_turn(turn: Turn, config: BenchConfig, driver: Driver, on_sample: C
     async with asyncio.TaskGroup() as group:
         for _ in range(min(turn.condition.concurrency, len(turn.prompt_indices))):
             group.create_task(work())
-    # One generation is timed where its tokens arrive; the tasks around it are ours, not the contender's.
+    # A single generation is timed where its tokens arrive; the tasks around it are ours, not the contender's.
     duration_s = time.perf_counter() - started
     if len(samples) == 1 and samples[0].generation is not None:
         duration_s = samples[0].generation.duration_s

@@ -1,7 +1,7 @@
-"""Samples: generations as their clients saw them, tokens and when they came.
+"""Samples: generations as their clients saw them, with tokens and their arrival times.
 
-The same record for our services and for the baselines, so that one definition of every number serves both. Times are
-seconds since the request was sent, the prompt's prefill included.
+Our services and the baselines have the same record, so one definition of every number serves both. Times are seconds
+since the request was sent, including the prompt's prefill.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Holds what speculation did in one generation."""
+    """Effects of speculation in one generation."""
 
     num_rounds: int = 0
     """Forwards of the target."""
@@ -49,22 +49,22 @@ class Rounds:
     num_hits: int | None = None
     """Next tokens that the draft tree already had; None means that there is no such tree."""
     num_ready_hits: int | None = None
-    """Hits behind which more was drafted already; None means not counted."""
+    """Hits after which more was already drafted; None means not counted."""
     num_judged: int | None = None
     """Chain tokens that were compared with the target's: the kept ones, and the first refused one of a round; None
     means not counted."""
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
     """Chain tokens kept, by where they came from ("draft", "prior", "ring", ...)."""
     decisions: Mapping[str, int] = field(default_factory=dict)
-    """Rounds by what `auto` chose for them ("pearl", "best-first tree", ...)."""
+    """Rounds by `auto`'s choice for them ("pearl", "best-first tree", ...)."""
     num_draft_forwards: int | None = None
     """Forwards of the draft model whose nodes have arrived; None means not counted."""
     num_draft_rows: int | None = None
-    """Rows of these forwards, those that only read the text aside; None means not counted."""
+    """Rows of these forwards, except those that only read the text; None means not counted."""
     num_withheld_nodes: int | None = None
-    """Nodes that the drafter held back for a time to spare the line; None means not counted."""
+    """Nodes that the drafter held back for a time to save bandwidth; None means not counted."""
     num_tail_tokens: int | None = None
-    """Retrieved tokens kept behind drafted ones, in the same round; None means not counted."""
+    """Retrieved tokens kept after drafted ones, in the same round; None means not counted."""
     num_phrase_tokens: int | None = None
     """Retrieved tokens that forwards of the draft model have kept; None means not counted."""
     degraded: bool = False
@@ -83,12 +83,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSample:
-    """A generation that came to its end."""
+    """A finished generation."""
 
     num_prompt_tokens: int
     token_ids: tuple[int, ...]
     chunks: tuple[Chunk, ...]
-    """Empty where the answer comes whole: nothing is known of its tokens' times then."""
+    """Empty if the answer comes as a whole, because the times of its tokens are then unknown."""
     duration_s: float
     """Time from the request to the end of the stream."""
     rounds: Rounds
@@ -100,7 +100,7 @@ class GenerationSample:
 
     @property
     def num_decoded(self) -> int:
-        """Tokens after the first chunk, which the prefill answers for."""
+        """Tokens after the first chunk, whose time is the prefill's."""
         return sum(chunk.num_tokens for chunk in self.chunks[1:])
 
     @property
@@ -117,7 +117,7 @@ class GenerationSample:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Names what a row of the results stands for, category aside."""
+    """What a row of the results represents, except the category."""
 
     method: str
     setting: str
@@ -146,7 +146,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Generations that ran at the same time, and how long all of them took."""
+    """Generations that ran at the same time, and their total time."""
 
     condition: Condition
     repeat: int
@@ -155,7 +155,7 @@ class Block:
 
 
 def generation_from_json(message: Mapping[str, Any]) -> GenerationSample:
-    """Read a generation as the worker processes report it."""
+    """Reads a generation as the worker processes report it."""
     rounds = dict(message["rounds"])
     return GenerationSample(
         num_prompt_tokens=message["num_prompt_tokens"],

@@ -28,12 +28,12 @@ Reference = Mapping[tuple[int, int], tuple[int, ...]]
 
 
 def rows_of(blocks: Sequence[Block], num_prompts: int, repeats: int) -> list[Row]:
-    """Return all rows: temperatures, loads and distances apart, the methods in the order of their first turn."""
+    """Returns all rows: temperatures, loads and distances separately, the methods in the order of their first turn."""
     by_condition: dict[Condition, list[Block]] = defaultdict(list)
     for block in blocks:
         by_condition[block.condition].append(block)
     rows = []
-    # The order rotates; the first temperature ran the first time as the contenders were given.
+    # The order rotates; in its first turns, the first temperature has the contenders' given order.
     places = {name: place for place, name in enumerate(dict.fromkeys((c.method, c.setting) for c in by_condition))}
 
     def place(condition: Condition) -> tuple[float, int, float, int]:
@@ -55,7 +55,7 @@ def rows_of(blocks: Sequence[Block], num_prompts: int, repeats: int) -> list[Row
 
 
 def _categories(blocks: Sequence[Block]) -> list[str]:
-    """List the categories, if more than one; none for generations that shared the machine."""
+    """Lists the categories if there are several; none for generations that shared the machine."""
     # Their time is that of the block, in which one text slows the others down.
     if any(len(block.samples) > 1 for block in blocks):
         return []
@@ -110,24 +110,24 @@ def _generations(blocks: Iterable[Block]) -> list[GenerationSample]:
 
 
 def _throughput(blocks: Sequence[Block]) -> float:
-    """Output tokens a second, over blocks that ran one after the other."""
+    """Output tokens per second, over blocks that ran one after the other."""
     duration_s = sum(block.duration_s for block in blocks)
     tokens = sum(len(generation.token_ids) for generation in _generations(blocks))
     return tokens / duration_s if duration_s else 0.0
 
 
 def _decode_throughput(blocks: Sequence[Block]) -> float:
-    """Return the tokens a second of one stream, the prefill left out."""
+    """Returns the tokens per second of one stream, without the prefill."""
     found = _generations(blocks)
     seconds = sum(generation.decode_s for generation in found)
     return sum(generation.num_decoded for generation in found) / seconds if seconds else 0.0
 
 
 def _speedups(blocks: Sequence[Block], off: Sequence[Block]) -> list[float]:
-    """Throughput by that of `off`, for each repeat, on the blocks that both have finished."""
+    """Throughput over that of `off`, for each repeat, on the blocks that both have finished."""
 
     def key(block: Block) -> tuple[int, frozenset[int]]:
-        # What failed did not finish early: it is no speed.
+        # A failed generation did not finish early: it says nothing about speed.
         done = (sample.prompt_index for sample in block.samples if sample.generation is not None)
         return block.repeat, frozenset(done)
 
@@ -147,7 +147,7 @@ def _latencies(done: Sequence[GenerationSample]) -> Row:
     series: dict[str, list[float]] = {
         "ttft": [g.ttft_s for g in done if g.chunks],
         "tpot": [g.decode_s / g.num_decoded for g in done if g.num_decoded],
-        # Every gap counts once, whichever generation it is from; of the others a generation is one value.
+        # Every gap counts once, from whichever generation; of the other latencies each generation has one value.
         "itl": [gap for g in done for gap in g.gaps_s],
         "e2el": [g.duration_s for g in done],
     }
@@ -174,8 +174,8 @@ def _speculation(done: Sequence[GenerationSample]) -> Row:
     empty = [r.num_empty for r in rounds if r.num_empty is not None]
     hits = [r.num_hits for r in rounds if r.num_hits is not None]
     ready = [r.num_ready_hits for r in rounds if r.num_ready_hits is not None]
-    # Totals over totals, not means of means: a long generation has more rounds to tell of. The 1 is the target's own
-    # token, of which every round has one.
+    # Totals over totals, not means of means: a long generation has more rounds. The 1 is the target's own token, of
+    # which every round has one.
     row: Row = {
         "num_drafts": num_rounds,
         "num_draft_tokens": num_drafted,
@@ -199,10 +199,10 @@ def _reference(off: Iterable[Block]) -> Reference:
 
 
 def _identity(condition: Condition, samples: Iterable[Sample], reference: Reference) -> Row:
-    """Compare the token ids with those of `off`, and find where they part.
+    """Compares the token ids with those of `off`, and finds where they part.
 
-    transformers and llama.cpp draw their noise from other generators, so their samples can only be compared where
-    nothing is drawn; their speculative sampling draws differently even from their own plain sampling.
+    transformers and llama.cpp draw their noise from other generators, so their samples can be compared only if nothing
+    is drawn; their speculative sampling draws differently even from their own plain sampling.
     """
     draws_alike = condition.temperature == 0 or not condition.method.startswith(("hf-", LLAMA_CPP))
     pairs = [
@@ -225,13 +225,13 @@ def _identity(condition: Condition, samples: Iterable[Sample], reference: Refere
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the first output index at which two texts differ, or at which the shorter one ends."""
+    """Returns the first output index at which two texts differ, or at which the shorter one ends."""
     pairs = zip(ours, theirs, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def label_of(row: Row) -> str:
-    """Return method and setting in a few words."""
+    """Returns method and setting in a few words."""
     return f"{row['method']} {row['setting']}".strip()
 
 

@@ -1,6 +1,6 @@
-"""The base of all suites: run, end when told to, keep what is known, print and write it.
+"""The base of all suites: run, end on request, keep all results, print and write them.
 
-A part that fails does not take the others with it, and Ctrl-C ends the run, not the report of what was measured.
+A part that fails does not end the others, and Ctrl-C ends the run, but not the report of what was measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outrider_client.errors import OutriderError
 FORMAT_VERSION = 3
 """The format of results.json."""
 Log = Callable[[str], None]
-"""Takes one line about what is going on."""
+"""Takes one line about the progress."""
 
 FAILURES: tuple[type[Exception], ...] = (
     ProcessFailed,
@@ -43,7 +43,7 @@ FAILURES: tuple[type[Exception], ...] = (
     WorkerError,
     grpc.aio.AioRpcError,
 )
-"""Ways in which something that is measured can fail; anything else is a mistake in this program."""
+"""Possible failures of what is measured; anything else is a mistake in this program."""
 
 
 class Suite(ABC):
@@ -56,22 +56,22 @@ class Suite(ABC):
         """`cores`: the first is for what is measured, the last for everything else; empty means not pinned."""
         self.cores = cores
         self.failures: dict[str, str] = {}
-        """Reasons of what went wrong, by what it was."""
+        """Reasons of failures, by what has failed."""
         self.is_complete = False
         self.duration_s = 0.0
 
     @abstractmethod
     async def measure(self, log: Log) -> None:
-        """Measure everything."""
+        """Measures everything."""
 
     @abstractmethod
     def found(self) -> dict[str, Any]:
-        """Return what is known so far: the part of results.json that is this suite's own."""
+        """Returns the results so far: the suite's own part of results.json."""
 
     @staticmethod
     @abstractmethod
     def report_of(results: Mapping[str, Any]) -> Report:
-        """Make the report of what results.json keeps."""
+        """Makes the report of what results.json keeps."""
 
     @property
     def has_failures(self) -> bool:
@@ -79,7 +79,7 @@ class Suite(ABC):
         return bool(self.failures)
 
     def results(self) -> dict[str, Any]:
-        """Return everything that results.json keeps."""
+        """Returns everything that results.json keeps."""
         return {
             "format": FORMAT_VERSION,
             "suite": self.name,
@@ -94,26 +94,26 @@ class Suite(ABC):
         """Writes results and report into a folder; returns the paths."""
         folder.mkdir(parents=True, exist_ok=True)
         data, text = folder / "results.json", folder / "report.md"
-        # First of all the numbers: whatever goes wrong with the rest, they are kept.
-        # `allow_nan`: Python would write NaN and Infinity, which no other reader of JSON takes.
+        # The numbers first: they are kept, whatever goes wrong with the rest.
+        # `allow_nan`: Python would write NaN and Infinity, which no other reader of JSON accepts.
         data.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         text.write_text(cls.report_of(results).to_markdown(), encoding="utf-8")
         return [data, text]
 
     def run(self, out: Path | None, console: Console) -> int:
-        """Measure, then print and write.
+        """Measures, then prints and writes.
 
         Args:
-            out: Folder for what is written; None means that nothing is.
+            out: Folder for the files; None means none.
             console: Takes the report.
 
         Returns:
-            The exit status: missed targets are results, what could not be measured is a failure.
+            The exit status. Missed targets are results; a failed measurement is a failure.
         """
         is_interrupted, mistake = False, None
         began = time.perf_counter()
         if self.cores:
-            # Children inherit this; those that are measured then move to the core of their own.
+            # Children inherit this; those that are measured then move to their own core.
             os.sched_setaffinity(0, {self.cores[-1]})
 
         def log(text: str) -> None:
@@ -125,7 +125,7 @@ class Suite(ABC):
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C, and what `termination_as_exit` makes of SIGTERM and SIGHUP
             is_interrupted = True
         except Exception as error:
-            mistake = error  # in this program: its traceback comes after what has been measured
+            mistake = error  # in this program: its traceback comes after the results
         self._leave(out, console)
         if mistake is not None:
             raise mistake
@@ -146,13 +146,13 @@ class Suite(ABC):
             console.print(f"wrote {path}", highlight=False)
 
     async def attempt(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
-        """Do something that may fail in one of the ways of FAILURES; `failures` then has the reason under its name."""
+        """Does something that may fail as FAILURES lists; `failures[name]` then has the reason."""
         try:
             await work()
         except FAILURES as error:
             self.failures[name] = _reason_of(error)
         except BaseExceptionGroup as group:
-            # A group in which a mistake of ours is hidden goes on as it is.
+            # A group that contains a mistake of ours is raised again.
             _, others = group.split(FAILURES)
             if others is not None:
                 raise

@@ -1,4 +1,4 @@
-"""The group of all suites: finds the one that a command line names, and says what is wrong in one line."""
+"""The group of all suites: finds the one that a command line names, and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SuiteGroup(CommandGroup):
     """Finds the subcommand."""
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        """See CommandGroup; what is wrong about a suite or a flag is one line."""
+        """See CommandGroup; an error in a suite or a flag is one line."""
         with checked():
             if arguments and not arguments[0].startswith("-"):
                 self._check_suite("the suite", arguments[0])
@@ -32,7 +32,7 @@ class SuiteGroup(CommandGroup):
             raise ValueError(f"{name} must be one of {', '.join(self.commands)}, got {suite!r}{meant}")
 
     def _check_flags(self, suite: str, arguments: Sequence[str]) -> None:
-        """Raises ValueError for a flag of another suite: it says where the flag belongs, as the parser cannot."""
+        """Raises ValueError for a flag of another suite, with the suite it belongs to, which the parser cannot name."""
         flags = {name: {flag for one in command.params for flag in one.opts} for name, command in self.commands.items()}
         for argument in arguments:
             flag = argument.partition("=")[0]
@@ -43,7 +43,7 @@ class SuiteGroup(CommandGroup):
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Ends the command with one line if what it was given is wrong."""
+    """Ends the command with one line if its arguments are wrong."""
     try:
         yield
     except (PromptError, ValueError, OSError) as error:

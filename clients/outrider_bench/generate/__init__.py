@@ -1,1 +1,1 @@
-"""The suite of generations: every method and baseline beside plain decoding."""
+"""The suite of generations: every method and baseline next to plain decoding."""

@@ -1,4 +1,4 @@
-"""The report of `generate`: speed, categories, latency, rounds, and what the machine could do."""
+"""The report of `generate`: speed, categories, latency, rounds, and the potential of the machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROUND_CAPTION = (
 
 
 def report_of(results: Mapping[str, Any]) -> Report:
-    """Make the report of what results.json keeps."""
+    """Makes the report of what results.json keeps."""
     chapters = [
         Chapter(table.title[0].upper() + table.title[1:], [replace(table, title="")]) for table in tables_of(results)
     ]
@@ -45,7 +45,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
 
 
 def tables_of(results: Mapping[str, Any]) -> list[Table]:
-    """Make all tables, in the order in which they are read."""
+    """Makes all tables, in the order in which they are read."""
     rows = results["rows"]
     target = results["environment"]["models"].get("target", {})
     machine = machine_table(results["machine"])
@@ -77,7 +77,7 @@ def _environment(results: Mapping[str, Any]) -> list[str]:
 
 
 def speed_tables(rows: Sequence[Row], *, is_exact: bool) -> list[Table]:
-    """Make a table of speeds for each temperature, concurrency and round-trip time."""
+    """Makes a table of speeds for each temperature, concurrency and round-trip time."""
     columns = ("method", "tok/s", "x off", "tokens/forward", "kept", "hits", "empty", "same")
     tables = [Table(title, columns, [_speed_cells(row) for row in group]) for title, group in _groups(rows)]
     caption = SPEED_CAPTION if is_exact else f"{SPEED_CAPTION} {ROUNDING_CAPTION}"
@@ -85,7 +85,7 @@ def speed_tables(rows: Sequence[Row], *, is_exact: bool) -> list[Table]:
 
 
 def latency_tables(rows: Sequence[Row]) -> list[Table]:
-    """Make tables of what a user waits for."""
+    """Makes tables of what a user waits for."""
     columns = ("method", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
     names = ("ttft", "tpot", "itl", "e2el")
     tables = []
@@ -99,7 +99,7 @@ def latency_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def round_tables(rows: Sequence[Row]) -> list[Table]:
-    """Make tables of where the time of a round goes, for the methods that report it."""
+    """Makes tables of how the time of a round is spent, for the methods that report it."""
     columns = ("method", "round", "forward", "wait", "overhead", "draft latency", "draft forward")
     names = ("round", "forward", "wait", "overhead", "draft_latency", "draft_forward")
     tables = []
@@ -112,7 +112,7 @@ def round_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def category_tables(rows: Sequence[Row]) -> list[Table]:
-    """Make tables of the speed-up for each category."""
+    """Makes tables of the speed-up for each category."""
     categories = list(dict.fromkeys(row["category"] for row in rows if row["category"] != ALL_CATEGORIES))
     tables = []
     for title, group in _groups(rows):
@@ -125,7 +125,7 @@ def category_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def machine_table(machine: Mapping[str, Any]) -> Table | None:
-    """Make the table of what one forward costs, and how much perfect drafts could win."""
+    """Makes the table of the cost of one forward, and of what perfect drafts could win."""
     target, draft = machine.get("target_forward_ms", {}), machine.get("draft_forward_ms", {})
     if not target:
         return None
@@ -151,7 +151,7 @@ def machine_table(machine: Mapping[str, Any]) -> Table | None:
 
 
 def notes_of(results: Mapping[str, Any]) -> list[str]:
-    """Say what must be known before the numbers: inflated models, failures, an interruption."""
+    """Says what must be known before the numbers: inflated models, failures, an interruption."""
     found = [model["note"] for model in results["environment"]["models"].values() if model.get("note")]
     if results["interrupted"]:
         found.append("The benchmark was interrupted: rows marked (partial) lack generations.")
@@ -166,12 +166,12 @@ def notes_of(results: Mapping[str, Any]) -> list[str]:
 
 
 def _with_caption(tables: Sequence[Table], caption: str) -> list[Table]:
-    """Put a caption below the last table only: once is enough."""
+    """Puts a caption only below the last table."""
     return [*tables[:-1], *(replace(table, caption=caption) for table in tables[-1:])]
 
 
 def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Group the rows over all categories that belong into one table, `off` first."""
+    """Groups the rows over all categories that belong into one table, `off` first."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row["category"] == ALL_CATEGORIES:

@@ -29,7 +29,7 @@ _MODULES = {"hf": "outrider_bench.workers.hf", "bare": "outrider_bench.workers.b
 
 
 class GenerateSuite(Suite):
-    """Measures contenders in turns, with what the configuration varies."""
+    """Measures contenders in turns, in everything that the configuration varies."""
 
     name = "generate"
     report_of = staticmethod(report_of)
@@ -50,7 +50,7 @@ class GenerateSuite(Suite):
         return False
 
     def run(self, out: Path | None, console: Console) -> int:
-        """See Suite. A contender, worker or service that fails ends the run: its reason stands behind the report."""
+        """See Suite. A contender, worker or service that fails ends the run; the report is followed by the reason."""
         self._console = console
         try:
             return super().run(out, console)
@@ -59,7 +59,7 @@ class GenerateSuite(Suite):
             return UNREACHABLE if isinstance(error, StackError) and self.config.address else FAILED
 
     async def measure(self, log: Log) -> None:
-        """Run to the end, with a progress bar in place of the log.
+        """Runs to the end, with a progress bar instead of the log.
 
         Raises:
             GenerationFailed: A contender could not even warm up.
@@ -89,7 +89,7 @@ class GenerateSuite(Suite):
 
     @contextmanager
     def _progress(self) -> Iterator[tuple[Log, Callable[[Sample], None]]]:
-        """Show a progress bar while the block runs; what is no terminal gets some lines instead."""
+        """Shows a progress bar while the block runs; anything but a terminal gets a few lines instead."""
         columns = (
             BarColumn(),
             MofNCompleteColumn(),
@@ -116,7 +116,7 @@ class GenerateSuite(Suite):
                 speed = f"{len(made.token_ids) / made.duration_s:.0f} tok/s" if made else f"failed: {sample.error}"
                 text = f"{sample.condition.label}, temperature {sample.condition.temperature:g}: {speed}"
                 progress.update(task, completed=num_done, description=text)
-                # Ten lines in all, however many generations there are.
+                # Ten lines in all, whatever the number of generations.
                 if num_done * 10 // total > (num_done - 1) * 10 // total:
                     print_line(f"{num_done} of {total} generations")
 
@@ -133,7 +133,7 @@ class GenerateSuite(Suite):
             self._blocks.append(await run_turn(turn, self.config, driver, on_sample))
 
     async def _start_workers(self, stack: AsyncExitStack, log: Log) -> dict[str, Driver]:
-        """Measure single forwards, and start the chosen baselines."""
+        """Measures single forwards, and starts the chosen baselines."""
         if self.config.address is not None:
             return {}
         drivers: dict[str, Driver] = {}
@@ -141,11 +141,11 @@ class GenerateSuite(Suite):
         bare = await self._start_worker("bare")
         stack.push_async_callback(bare.stop)
         self._models = {role: bare.hello[role] for role in ("target", "draft")}
-        # The middle of a generation, roughly: attention costs more the longer the text is.
+        # Roughly the middle of a generation: attention costs more the longer the text is.
         context = 128 + self.config.max_tokens // 2
         times = await bare.call("measure", target_rows=TARGET_ROWS, draft_rows=DRAFT_ROWS, context=context)
         self._machine = Machine(*({int(k): v for k, v in times[f"{role}_forward_ms"].items()} for role in self._models))
-        # Otherwise it has done its work, and would hold the memory of two models.
+        # Otherwise it is no longer needed, and would hold the memory of two models.
         if "bare" in self.config.baselines:
             drivers["bare"] = bare
         else:

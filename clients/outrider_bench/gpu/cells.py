@@ -1,4 +1,4 @@
-"""Cells: the things that are measured, each once a repeat, and the folder that keeps what is known of them."""
+"""Cells are single measurements, repeated once per repeat; a folder keeps their results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ PEERS: dict[str, dict[str, Any]] = {
     "plain loop": {"graph": True},
     "transformers, static cache": {"cache_implementation": "static"},
 }
-"""Options of the worker by the name of each way of another program to decode. With a static cache, transformers
-compiles the model where the device is a GPU, which takes so long that it comes last; the plain loop is a CUDA graph
-there."""
+"""Options of the worker, by the name of each other program's way to decode. With a static cache, transformers compiles
+the model if the device is a GPU, which takes so long that it comes last; there, the plain loop is a CUDA graph."""
 ROOM = 256
-"""Tokens of a session beyond prompt and output: drafts, and what does not fill a block."""
+"""Tokens of a session besides prompt and output: drafts, and a partly filled block."""
 POOLS_SHARE = 0.8
-"""Share of the memory beside the weights that the pools may take: the rest is for graphs and activations."""
+"""Share of the memory besides the weights that the pools may take: the rest is for graphs and activations."""
 
 
 RUN = "run"
@@ -37,7 +36,7 @@ class Cell:
     part: str
     """A name of GPU_PARTS."""
     label: str
-    """A method; another program; or a role, of which single parts are measured."""
+    """A method; another program; or the role of the model whose single parts are measured."""
     temperature: float = 0.0
     sessions: int = 1
     context: int = 0
@@ -45,20 +44,20 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Return a name that no other cell has, for a file."""
+        """Returns a name that no other cell has, for a file."""
         words = self.label.replace(", ", "-").replace(" ", "-")
         return f"{self.part}-{words}-t{self.temperature:g}-s{self.sessions}-c{self.context}-r{self.repeat}"
 
     @property
     def is_alone(self) -> bool:
-        """Return True for `off` with one generation at a time, whose texts those of all others must equal."""
+        """Returns True for `off` with one generation at a time, whose texts all others must reproduce."""
         return self.part == "services" and self.label == "off" and self.sessions == 1
 
 
 def cells_of(config: GpuConfig) -> list[Cell]:
-    """Return all cells of a run in their order: repeats outermost, what matters most first.
+    """Returns all cells of a run in order: repeats outermost, the most important cells first.
 
-    A machine that gets slower slows all of a repeat down; and a budget that ends cuts the last repeat short.
+    A machine that slows down affects all cells of a repeat; and if the budget ends, only the last repeat is incomplete.
     """
     return [cell for part in config.parts for cell in _cells_of_part(part, config)]
 
@@ -72,7 +71,7 @@ def _cells_of_part(part: str, config: GpuConfig) -> Iterator[Cell]:
         for repeat, name in itertools.product(range(config.repeats), PEERS):
             yield Cell(part, name, context=config.contexts[0], repeat=repeat)
         return
-    # `off` alone is always there: it is what texts are compared with.
+    # `off` alone always takes part, because texts are compared with it.
     methods = ("off", *(method for method in config.methods if method != "off"))
     for repeat, context in itertools.product(range(config.repeats), config.contexts):
         for sessions, temperature, method in itertools.product(
@@ -85,12 +84,12 @@ def _cells_of_part(part: str, config: GpuConfig) -> Iterator[Cell]:
 
 
 def tokens_of(cell: Cell, config: GpuConfig) -> int:
-    """Return the tokens of which a pool must hold keys and values for a cell; a multiple of 64."""
+    """Returns the number of tokens whose keys and values a pool must hold for a cell; a multiple of 64."""
     return cell.sessions * -(-(cell.context + config.max_tokens + ROOM) // 64) * 64
 
 
 def room_in(memory_gib: float, weights_bytes: int, bytes_per_token: int) -> int:
-    """Return the tokens of which the pools of a pair can hold keys and values; a multiple of 64.
+    """Returns the number of tokens whose keys and values the pools of a pair can hold; a multiple of 64.
 
     Args:
         memory_gib: Memory of the device, in GiB.
@@ -101,13 +100,14 @@ def room_in(memory_gib: float, weights_bytes: int, bytes_per_token: int) -> int:
 
 
 class Kept:
-    """Keeps what is measured, a file for each cell, and finds again what a run before has measured."""
+    """Keeps results in a file for each cell, and finds those of an earlier run."""
 
     def __init__(self, folder: Path | None, identity: Mapping[str, Any]) -> None:
         """
         Args:
             folder: The folder of the files; None means none.
-            identity: What a result depends on, machine and versions included: a file with another one does not count.
+            identity: Everything that a result depends on, machine and versions included. A file with another one is
+            ignored.
         """
         self._folder, self._identity = folder, dict(identity)
         self.values: dict[Cell, dict[str, Any]] = {}
@@ -118,14 +118,14 @@ class Kept:
         self._run: dict[str, Any] = found["value"]
 
     def find(self, cell: Cell) -> bool:
-        """Read a cell's file; return False if there is none of this identity."""
+        """Reads a cell's file; returns False if there is none of this identity."""
         found = self._read(cell.key)
         if found is not None:
             self.values[cell] = found["value"]
         return found is not None
 
     def keep(self, cell: Cell, value: dict[str, Any]) -> None:
-        """Keep what a cell has brought, at once: nothing of it is lost when the run ends."""
+        """Keeps the result of a cell at once, so that nothing is lost when the run ends."""
         self.values[cell] = value
         self._write(cell.key, value, asdict(cell))
 
@@ -136,7 +136,7 @@ class Kept:
         return anchors
 
     def keep_anchor(self, value: dict[str, Any]) -> None:
-        """Keep one more rate of `off` alone."""
+        """Adds a rate of `off` alone."""
         self.anchors.append(value)
         self._write(RUN, self._run, {})
 
@@ -146,7 +146,7 @@ class Kept:
         return str(self._run["exact_off_reason"])
 
     def keep_exact_off_reason(self, reason: str) -> None:
-        """Keep what services have said of it: a run that goes on may need none."""
+        """Keeps the services' reason, because a run that continues may start no services."""
         self._run["exact_off_reason"] = reason
         self._write(RUN, self._run, {})
 
@@ -157,7 +157,7 @@ class Kept:
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            return None  # cut short when a run was killed
+            return None  # incomplete, because a run was killed
         return found if found.get("identity") == self._identity else None
 
     def _write(self, key: str, value: dict[str, Any], cell: dict[str, Any]) -> None:

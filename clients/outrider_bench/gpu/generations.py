@@ -1,4 +1,4 @@
-"""Generations of a cell: what is asked for, and what rates, times and texts make of the answers."""
+"""Generations of a cell: the requests, and the rates, times and texts of the answers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from outrider_bench.gpu.cells import Cell
 from outrider_bench.samples import GenerationSample, Request
 
 NUM_ALONE = 4
-"""Prompts of a cell with one generation at a time, which follow one another."""
+"""Prompts of a cell with one generation at a time, run one after the other."""
 _OWN_SOURCES = (types_pb2.SOURCE_RECYCLED, types_pb2.SOURCE_POOL)
-"""Sources in the session itself: a datastore would remember the texts of the cells before."""
+"""Sources in the session itself: a datastore would remember the texts of earlier cells."""
 
 
 def requests_of(cell: Cell, prompts: Sequence[str], config: GpuConfig) -> list[Request]:
-    """Return the generations of a cell: the same ones for all methods and repeats.
+    """Returns the generations of a cell: the same ones for all methods and repeats.
 
     Args:
         cell: One of services or peers.
-        prompts: Of the cell's context, as many as the most sessions and NUM_ALONE at least.
+        prompts: Prompts of the cell's context: as many as the most sessions, and at least NUM_ALONE.
         config: Of the run.
     """
     count = max(cell.sessions, NUM_ALONE) if cell.sessions == 1 else cell.sessions
@@ -37,7 +37,7 @@ def requests_of(cell: Cell, prompts: Sequence[str], config: GpuConfig) -> list[R
 
 
 def options_of(method: str) -> dict[str, Any]:
-    """Return a method as options of a request to the services."""
+    """Returns a method as options of a request to the services."""
     options: dict[str, Any] = {"method": method.removesuffix("+retrieval")}
     if method.endswith("+retrieval"):
         options["retrieval"] = True
@@ -49,7 +49,8 @@ def options_of(method: str) -> dict[str, Any]:
 async def run_cell(
     cell: Cell, requests: Sequence[Request], driver: Driver, options: Mapping[str, Any]
 ) -> list[GenerationSample]:
-    """Run the generations of a cell: one after the other for one session, else at once. Raises GenerationFailed."""
+    """Runs the generations of a cell: one after the other for one session, otherwise at once. Raises
+    GenerationFailed."""
     if cell.sessions == 1:
         return [await driver.generate(request, options) for request in requests]
     async with asyncio.TaskGroup() as group:
@@ -58,12 +59,12 @@ async def run_cell(
 
 
 def value_of(cell: Cell, samples: Sequence[GenerationSample], alone: Sequence[Sequence[int]] | None) -> dict[str, Any]:
-    """Return what a cell keeps.
+    """Returns the result that is kept for a cell.
 
     Args:
         cell: The cell.
         samples: Its generations, in the order of the prompts.
-        alone: Tokens of the first prompts as `off` says them alone; None where that is not known.
+        alone: Tokens of the first prompts as `off` says them alone; None if they are not known.
     """
     decode_s = sum(sample.decode_s for sample in samples)
     num_decoded = sum(sample.num_decoded for sample in samples)
@@ -80,7 +81,7 @@ def value_of(cell: Cell, samples: Sequence[GenerationSample], alone: Sequence[Se
         "num_prompt_tokens": median(sample.num_prompt_tokens for sample in samples),
         "num_equal": None if alone is None else sum(text == list(one) for text, one in zip(texts, alone, strict=False)),
         "num_compared": None if alone is None else min(len(texts), len(alone)),
-        # Rounds by what `auto` chose for them.
+        # Rounds by `auto`'s choice for them.
         "decisions": dict(sum((Counter(sample.rounds.decisions) for sample in samples), Counter[str]())),
         "degraded": any(sample.rounds.degraded for sample in samples),
         "token_ids": texts,
@@ -88,5 +89,5 @@ def value_of(cell: Cell, samples: Sequence[GenerationSample], alone: Sequence[Se
 
 
 def sources_in_words() -> str:
-    """Name what `retrieval` retrieves from here."""
+    """Names the sources that `retrieval` uses here."""
     return " and ".join(Source(number).name.lower() for number in _OWN_SOURCES)

@@ -1,4 +1,4 @@
-"""The report of the GPU suite: rates and times of services, other programs beside them, and single parts."""
+"""The report of the GPU suite: rates and times of services, of other programs for comparison, and of single parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MICRO_SENTENCES = (
 
 
 def report_of(results: Mapping[str, Any]) -> Report:
-    """Make the report of what results.json keeps."""
+    """Makes the report of what results.json keeps."""
     config = results["config"]
     memory = f", {results['memory_gib']:.0f} GiB" if results["memory_gib"] else ""
     run = (
@@ -71,7 +71,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
 
 
 def services_table(cells: Sequence[Mapping[str, Any]], context: int) -> Table:
-    """Make a row for each method, number of sessions and temperature, of one context."""
+    """Makes a row for each method, number of sessions and temperature, of one context."""
     groups = grouped(one for one in cells if one["context"] == context)
     rows = []
     for (label, temperature, sessions), values in groups.items():
@@ -96,7 +96,7 @@ def services_table(cells: Sequence[Mapping[str, Any]], context: int) -> Table:
 
 
 def peers_table(cells: Sequence[Mapping[str, Any]]) -> Table:
-    """Make a row for each way of another program to decode."""
+    """Makes a row for each other program's way to decode."""
     rows = [
         [
             label,
@@ -111,7 +111,7 @@ def peers_table(cells: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def micro_tables(cell: Mapping[str, Any]) -> list[Table]:
-    """Make a table by rows and one by sessions, of one model and context, and one of products that may be fused."""
+    """Makes a table by rows and one by sessions, of one model and context, and one of products that may be fused."""
     value, title = cell["value"], f"{cell['label']}, context {cell['context']}"
     rows = [
         [
@@ -138,7 +138,7 @@ def micro_tables(cell: Mapping[str, Any]) -> list[Table]:
 
 
 def grouped(cells: Any) -> dict[tuple[str, float, int], list[Mapping[str, Any]]]:
-    """Return the values of cells by label, temperature and sessions, over repeats."""
+    """Returns the values of cells by label, temperature and sessions, over repeats."""
     found: dict[tuple[str, float, int], list[Mapping[str, Any]]] = {}
     for one in cells:
         found.setdefault((one["label"], one["temperature"], one["sessions"]), []).append(one["value"])
@@ -146,12 +146,12 @@ def grouped(cells: Any) -> dict[tuple[str, float, int], list[Mapping[str, Any]]]
 
 
 def rate_of(values: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the median of the rates."""
+    """Returns the median of the rates."""
     return _median(one["tokens_per_s"] for one in values)
 
 
 def equal_cell(values: Sequence[Mapping[str, Any]]) -> str:
-    """Count the texts that are those of `off` alone, over all repeats."""
+    """Counts the texts that equal those of `off` alone, over all repeats."""
     known = [one for one in values if one["num_equal"] is not None]
     return f"{sum(one['num_equal'] for one in known)}/{sum(one['num_compared'] for one in known)}" if known else ""
 
@@ -166,7 +166,8 @@ def _contexts(cells: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _chosen(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say in what share of its rounds `auto` chose what, for each number of generations at once, in all contexts."""
+    """Says what `auto` chose in what share of its rounds, for each number of concurrent generations, in all
+    contexts."""
     sentences = []
     for (label, temperature, sessions), values in grouped(cells).items():
         if label == "auto":

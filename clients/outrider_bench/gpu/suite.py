@@ -1,4 +1,4 @@
-"""The GPU suite: a pair is made on the spot, then every cell is measured, as far as the budget goes."""
+"""The GPU suite: a pair is made on the spot, then every cell is measured, within the budget."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from outrider_cli.prompts import default_prompts
 
 WORKER = "outrider_bench.workers.gpu"
 SHARES = {"services": 0.5, "peers": 0.8, "micro": 0.95}
-"""Share of the budget after which nothing of a part begins, and another program that still compiles is given up."""
+"""Share of the budget after which no cell of a part begins, and another program that still compiles is given up."""
 ANCHOR_EVERY_S = 60.0
 MICRO_ROWS = {"8b": (1, 16, 32, 64, 128, 256, 512), "tiny": (1, 16)}
 
 
 class DeviceRefused(Exception):
-    """The device is not there. The message is one line that says why."""
+    """The device does not exist. The message gives the reason in one line."""
 
 
 class GpuSuite(Suite):
@@ -60,10 +60,10 @@ class GpuSuite(Suite):
         self._anchored_at = 0.0
 
     def run(self, out: Path | None, console: Console) -> int:
-        """See Suite. A device that is not there is wrong usage, and one line."""
+        """See Suite. A missing device is wrong usage, reported in one line."""
         try:
             status = super().run(out, console)
-            if "models" in self.failures:  # then there is no report to say it
+            if "models" in self.failures:  # then no report says it
                 print(f"error: the models could not be made: {self.failures['models']}", file=sys.stderr)
             return status
         except DeviceRefused as error:
@@ -71,7 +71,7 @@ class GpuSuite(Suite):
             return WRONG_USAGE
 
     async def measure(self, log: Log) -> None:
-        """Measure every part.
+        """Measures every part.
 
         Raises:
             DeviceRefused: There is no such device.
@@ -105,7 +105,7 @@ class GpuSuite(Suite):
 
     @asynccontextmanager
     async def _worker(self) -> AsyncIterator[Worker]:
-        """Run a worker on the device while the block runs. Raises DeviceRefused."""
+        """Runs a worker on the device while the block runs. Raises DeviceRefused."""
         worker = await Worker.start(WORKER, ["--device", self.config.device], None)
         try:
             self._hello = worker.hello
@@ -123,7 +123,7 @@ class GpuSuite(Suite):
                 request = Request(self._prompts[cells[0].context][0], 0.7, self.config.seed, 16)
                 await services.driver.generate(request, options_of(method))
             for cell in cells:
-                # Sessions that wait for each other's room would measure the waiting.
+                # Sessions that wait for each other's room would measure the wait.
                 if tokens_of(cell, self.config) > self._num_tokens:
                     self._left_out.append(f"{cell.key} (no room in the memory)")
                     continue
@@ -133,9 +133,9 @@ class GpuSuite(Suite):
 
     def _stack_config(self) -> StackConfig:
         config = self.config
-        # Sized here: two processes that each take what they find free would leave the second one nothing.
+        # Sized here: if two processes each took the memory that they find free, the second one would get none.
         pool = ("--kv-cache-tokens", str(self._num_tokens))
-        # Every prompt is read anew: repeats would find it in the pool.
+        # Every prompt is read again: repeats would find it in the pool.
         flags: tuple[str, ...] = (*pool, "--prefix-scope", "off")
         if config.drafter == "in-process":
             drafter = ("--drafter", "in-process", "--draft-model", self._folders["draft"])
@@ -153,7 +153,7 @@ class GpuSuite(Suite):
         )
 
     async def _run_peers(self, cells: list[Cell], log: Log) -> None:
-        # A prompt may be read as a few tokens more than it was made of. A plain loop reads all places at each step.
+        # A prompt may have a few more tokens than it was made of. A plain loop reads all places at each step.
         longest = self.config.contexts[0] + self.config.max_tokens + 64
         async with self._worker() as worker:
             log("loading the models for other programs")
@@ -165,15 +165,15 @@ class GpuSuite(Suite):
                 if cell.label not in warm:
                     warm.add(cell.label)
                     if not await self._warm_up(worker, cell):
-                        # The worker is at it still, and answers nothing else.
+                        # The worker is still busy with it, and answers nothing else.
                         self._left_out += [each.key for each in cells[number:]]
                         return
                 if cell.label not in self.failures:
                     await self._run_cell(cell, worker, PEERS[cell.label], log)
 
     async def _warm_up(self, worker: Worker, cell: Cell) -> bool:
-        """Run the first text of a way, which pays for what is compiled and captured. Return False if that takes longer
-        than the budget allows."""
+        """Runs the first text of a way, which pays for compilation and capture. Returns False if that takes longer than
+        the budget allows."""
         request = requests_of(cell, self._prompts[cell.context], self.config)[0]
         left_s = self._budget_s * SHARES[cell.part] - (time.perf_counter() - self._began)
         try:
@@ -217,7 +217,7 @@ class GpuSuite(Suite):
         self._longest_s[cell.part] = max(self._longest_s[cell.part], time.perf_counter() - began)
 
     def _alone(self, cell: Cell, samples: list[Any]) -> list[list[int]] | None:
-        """Return the tokens that `off` alone has said to the same prompts; None where it has not been asked."""
+        """Returns the tokens that `off` alone has said to the same prompts; None if it has not been run."""
         if cell.is_alone and cell.repeat == 0:
             return [list(sample.token_ids) for sample in samples]
         for known, value in self._kept.values.items():
@@ -227,7 +227,7 @@ class GpuSuite(Suite):
         return None
 
     async def _anchor(self, driver: Driver, *, is_last: bool = False) -> None:
-        """Measure `off` alone once more every minute: a machine that gets slower shows there."""
+        """Measures `off` alone once more every minute, which shows if the machine slows down."""
         now = time.perf_counter()
         if self._kept.anchors and not is_last and now - self._anchored_at < ANCHOR_EVERY_S:
             return
@@ -243,8 +243,8 @@ class GpuSuite(Suite):
         return 60 * self.config.minutes
 
     def _is_over(self, cell: Cell) -> bool:
-        """Return True if the budget of a cell's part is used up, or the run's if the cell takes as long as any before
-        it, and note that the cell is left out."""
+        """Returns True if the budget of the cell's part is used up, or if the run's would be by a cell as long as the
+        longest one before it. Notes that the cell is left out."""
         budget_s, past_s = self._budget_s, time.perf_counter() - self._began
         is_over = past_s > budget_s * SHARES[cell.part] or past_s + self._longest_s[cell.part] > budget_s
         if is_over:
@@ -285,6 +285,6 @@ class GpuSuite(Suite):
         }
 
     def _leave(self, out: Path | None, console: Console) -> None:
-        # Without a device every table would be empty, and the reason stands in the error.
+        # Without a device every table would be empty, and the error has the reason.
         if self._folders:
             super()._leave(out, console)

@@ -1,4 +1,4 @@
-"""Acceptance by position in a chain, from texts that a target has said and a draft model was compared with. Pure."""
+"""Acceptance by position in a chain, from texts of a target with which a draft model was compared. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 SHARED_NOISE, OWN_CHOICE, RATIO = "match, shared noise", "match, own choice", "ratio rule, 1 - TV"
 """Rules by which a drafted token is kept, as the report names them."""
 FIELDS = {SHARED_NOISE: ("shared_noise",) * 2, OWN_CHOICE: ("own_choice",) * 2, RATIO: ("kept", "overlap")}
-"""For each rule the fields of a watched text: how probably each token was a kept draft, and would be kept."""
+"""For each rule, the fields of a watched text: how probably each token was a kept draft, and would be kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Holds how often a drafted token is kept, by its position in the chain."""
+    """How often a drafted token is kept, by its position in the chain."""
 
     temperature: float
     rule: str
     by_position: tuple[float | None, ...]
-    """Shares at positions 1, 2, ... of the chains whose tokens before were kept. None where there was no such chain."""
+    """Shares at positions 1, 2, ... of the chains whose earlier tokens were kept. None if there was no such chain."""
     mean: float
-    """Share of all tokens, whatever became of those before: a single number alpha stands for it."""
+    """Share of all tokens, whatever became of those before them: the single number alpha stands for it."""
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the tokens of a round with a chain of all these positions, the target's own token included."""
+        """Returns the tokens of a round with a chain of all these positions, including the target's own token."""
         tokens, reached = 1.0, 1.0
         for alpha in self.by_position:
             reached *= alpha or 0.0
@@ -33,7 +33,7 @@ class Acceptance:
         return tokens
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that results.json keeps."""
+        """Returns the object that results.json keeps."""
         return {
             "temperature": self.temperature,
             "rule": self.rule,
@@ -44,7 +44,7 @@ class Acceptance:
 
 
 def acceptances_of(texts: Sequence[Mapping[str, Any]], temperature: float, chain_len: int) -> list[Acceptance]:
-    """Return the acceptance under each rule, of texts as a worker has watched them."""
+    """Returns the acceptance under each rule, for texts that a worker has watched."""
     found = []
     for rule, (kept, judged) in FIELDS.items():
         pairs = [(text[kept], text[judged]) for text in texts]
@@ -54,25 +54,25 @@ def acceptances_of(texts: Sequence[Mapping[str, Any]], temperature: float, chain
 
 
 def by_position(texts: Sequence[tuple[Sequence[float], Sequence[float]]], chain_len: int) -> tuple[float | None, ...]:
-    """Replay rounds of draft-then-verify on texts, and count at each position what is reached and what is kept.
+    """Replays rounds of draft-then-verify on texts, and counts at each position what is reached and what is kept.
 
-    A round begins where the one before ended: behind the first refused token, which is the target's, or behind the
-    target's own token after a chain that was kept whole. Under the ratio rule both are matters of probability: a token
-    x of the target was a kept draft with min(1, q(x)/p(x)), the maximal coupling of the two distributions (Leviathan
-    et al. 2023, appendix A.1), so every place is the beginning of a round with some probability.
+    A round begins where the one before ended: after the first refused token, which is the target's, or after the
+    target's own token that follows a chain that was kept whole. Under the ratio rule both are probabilities: a token x
+    of the target was a kept draft with min(1, q(x)/p(x)), the maximal coupling of the two distributions (Leviathan et
+    al. 2023, appendix A.1), so every place is the beginning of a round with some probability.
 
     Args:
-        texts: For each text two lists, an entry for each token: the probability that it was a kept draft, and that a
-            draft in its place is kept. Under a match rule both are 0 or 1, and the same.
+        texts: Two lists for each text, with an entry for each token: the probability that it was a kept draft, and that
+            a draft in its place is kept. Under a match rule both are 0 or 1, and equal.
         chain_len: Drafted tokens of a round, at least 1.
 
     Returns:
-        The share kept of those reached, for positions 1 to `chain_len`.
+        For positions 1 to `chain_len`, the share kept among those reached.
     """
     reached, accepted = [0.0] * chain_len, [0.0] * chain_len
     for kept, judged in texts:
         begins = [1.0] + [0.0] * (len(kept) + 1)
-        # Chains that would reach beyond the end are left out: their last positions are not known.
+        # Chains that would reach beyond the end are left out, because their last positions are unknown.
         for start in range(len(kept) - chain_len + 1):
             alive = begins[start]
             for offset in range(chain_len):

@@ -1,4 +1,4 @@
-"""The speed-ups that were measured, beside those that were predicted. Pure: blocks in, numbers out."""
+"""Measured speed-ups compared with predicted ones. Pure: blocks in, numbers out."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from outrider_bench.samples import Block, Condition
 
 MET, MISSED, INCONCLUSIVE = "met", "missed", "inconclusive"
 TOLERANCE = 0.15
-"""Share of what is measured that a prediction may be off by."""
+"""Share of the measured value by which a prediction may be off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Holds the speed-up of one contender at one temperature, over `off`, decoding alone."""
+    """The speed-up of one contender at one temperature, over `off`, decoding alone."""
 
     method: str
     setting: str
     temperature: float
     predicted: float | None
-    """None means that nothing was predicted: the two models were not at hand."""
+    """None means that nothing was predicted, because the two models were not at hand."""
     measured: float
     runs: tuple[float, ...]
-    """The speed-up in each repeat alone."""
+    """The speed-up in each repeat."""
 
     @property
     def label(self) -> str:
-        """Return method and setting in a few words."""
+        """Returns method and setting in a few words."""
         return f"{self.method} {self.setting}".strip()
 
     @property
     def error(self) -> float | None:
-        """Return the part of what was measured that the prediction is too high by; below 0 where it is too low."""
+        """Returns by which share of the measured value the prediction is too high; negative if it is too low."""
         return None if self.predicted is None else self.predicted / self.measured - 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that results.json keeps."""
+        """Returns the object that results.json keeps."""
         return {
             "method": self.method,
             "setting": self.setting,
@@ -57,13 +57,13 @@ class Comparison:
 
 
 TokenTimes = Mapping[int, Mapping[int, float]]
-"""Seconds of a token by prompt and repeat."""
+"""Seconds per token by prompt and repeat."""
 
 
 def token_times(blocks: Iterable[Block]) -> dict[Condition, dict[int, dict[int, float]]]:
-    """Return the seconds of a token of each generation, by condition, prompt and repeat.
+    """Returns the seconds per token of each generation, by condition, prompt and repeat.
 
-    The prefill is left out: it is as long under every method, and no prediction is made of it.
+    The prefill is excluded: it takes equally long under every method, and is not predicted.
     """
     times: dict[Condition, dict[int, dict[int, float]]] = {}
     for block in blocks:
@@ -77,7 +77,7 @@ def token_times(blocks: Iterable[Block]) -> dict[Condition, dict[int, dict[int, 
 def comparisons_of(
     times: Mapping[Condition, TokenTimes], predictions: Sequence[Prediction], drawn: Multiplicities | None = None
 ) -> list[Comparison]:
-    """Hold every contender but `off` and the probes against its prediction, in the order of the first turns.
+    """Compares every contender except `off` and the probes with its prediction, in the order of the first turns.
 
     Args:
         times: As `token_times` returns them.
@@ -98,9 +98,9 @@ def comparisons_of(
 
 
 def speedup_of(ours: TokenTimes, plain: TokenTimes, drawn: Multiplicities | None = None) -> float | None:
-    """Divide the time of plain decoding by that of a contender, on the prompts that both finished.
+    """Divides the time of plain decoding by that of a contender, on the prompts that both finished.
 
-    Of each prompt the median of the repeats counts: a busy moment of the machine falls on one turn, not on a whole
+    The median of the repeats counts for each prompt: a busy moment of the machine affects one turn, not a whole
     repeat. None means that they share no prompt, or that none of those was drawn.
     """
     shared = sorted(index for index in ours.keys() & plain.keys() if ours[index] and plain[index])
@@ -120,13 +120,13 @@ def _only(times: TokenTimes, repeat: int) -> TokenTimes:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claims of a prediction that it is within `TOLERANCE` of what was measured."""
+    """A prediction's claim to be within `TOLERANCE` of what was measured."""
 
     title: str
-    """The pair's."""
+    """The pair's title."""
     comparison: Comparison
     interval: tuple[float, float] | None = None
-    """The size of the error lies within with 95 % confidence; None means not known."""
+    """95 % confidence interval of the size of the error; None means not known."""
 
     @property
     def error(self) -> float:
@@ -136,7 +136,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """MET, MISSED, or INCONCLUSIVE where other prompts might have decided otherwise."""
+        """MET, MISSED, or INCONCLUSIVE if other prompts might have decided otherwise."""
         if self.interval is not None and self.interval[0] <= TOLERANCE <= self.interval[1]:
             return INCONCLUSIVE
         return MET if self.error <= TOLERANCE else MISSED
@@ -159,14 +159,14 @@ def claims_of(
     num_prompts: int,
     seed: int,
 ) -> list[Claim]:
-    """Claims of every prediction that it is right.
+    """Makes a claim for every prediction.
 
     Args:
         title: The pair's.
         times: As `token_times` returns them.
         predictions: Of settings at temperatures.
-        num_prompts: Prompts of the run, which are drawn anew for the intervals: predicted and measured are then of the
-            same ones, and so is the best setting, which `auto` is held against.
+        num_prompts: Prompts of the run, which are drawn again for the intervals. Predicted and measured values then use
+            the same ones, and so does the best setting, with which `auto` is compared.
         seed: Of the draws.
     """
     known = [one for one in comparisons_of(times, predictions) if one.predicted is not None]

@@ -1,4 +1,4 @@
-"""Costs of everything that a round is made of: forwards as a worker has timed them, the rest as services report it."""
+"""Costs of all parts of a round: forwards as a worker has timed them, the rest as services report it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from outrider_bench.samples import Block, GenerationSample
 
 TARGET_ROWS, DRAFT_ROWS = (1, 2, 4, 8, 16, 32), (1, 4, 8, 16, 32)
 PROBE = "probe"
-"""First word of the settings that tell costs, and are compared with no prediction."""
+"""First word of the settings that probe costs, and are compared with no prediction."""
 SHORT, LONG = 2, 6
-"""Lengths of two chains whose latencies say what a step of the draft costs, and what the way to it."""
+"""Lengths of two chains whose latencies tell the cost of a draft step from that of the network."""
 LEAST_ROUNDS = 4
-"""Rounds of a generation from which on their mean and their median say something."""
+"""Minimum rounds of a generation for its mean and median to be meaningful."""
 LEAST_MS = 0.05
-"""A way takes some time, however the timings wobble."""
+"""Minimum time of a message, however noisy the timings."""
 
 
 def _chain(method: str, length: int) -> Contender:
@@ -35,32 +35,32 @@ PROBES = (PLAIN, TURN_SHORT, TURN_LONG, AHEAD)
 
 @dataclass(frozen=True, slots=True)
 class PairCosts:
-    """Holds times in milliseconds."""
+    """Times in milliseconds."""
 
     target_ms: Mapping[int, float]
-    """Times of a target forward that runs alone, by its rows."""
+    """Times of a target forward that runs alone, by its number of rows."""
     draft_ms: Mapping[int, float]
-    """Times of a draft forward that runs alone, by its rows."""
+    """Times of a draft forward that runs alone, by its number of rows."""
     plain_ms: float
     """Time of a target forward with one row, in the service, under `off`."""
     turn_slowdown: float
     """Factor of the time of a target forward that waits for the draft before it begins: its weights may have left the
     caches, and its core may have been given to others."""
     ahead_slowdown: float
-    """The same of one beside which drafts are made."""
+    """The same factor for one while drafts are made."""
     step_ms: float
-    """Time of a draft forward with one row in the service, and of all that is done for a node."""
+    """Time of a draft forward with one row in the service, including all other work for a node."""
     one_way_ms: float
     """Time of a message between the services."""
     plain_overhead_ms: float
-    """Time of a round of `off` beside its forward."""
+    """Time of a round of `off` besides its forward."""
     turn_overhead_ms: float
-    """Time of a round that takes turns with the draft, beside forward and waiting."""
+    """Time of a round that takes turns with the draft, besides forward and waiting."""
     ahead_overhead_ms: float
-    """Time of a round while drafts come in, beside its forward."""
+    """Time of a round while drafts come in, besides its forward."""
     plain_stretch: float = 1.0
-    """The mean of a round of `off` by its median, of which all the times above are: other work on the machine, and the
-    rare long round, count."""
+    """Mean over median of a round of `off`; all times above are medians. It accounts for other work on the machine, and
+    for the rare long round."""
     turn_stretch: float = 1.0
     """The same of a round that takes turns with the draft."""
     ahead_stretch: float = 1.0
@@ -68,24 +68,24 @@ class PairCosts:
 
     @property
     def speed_ratio(self) -> float:
-        """Return C: forwards of the draft, one row each, that fit into one of the target (DOUBLE, section 3.1)."""
+        """Returns C: forwards of the draft, one row each, that fit into one of the target (DOUBLE, section 3.1)."""
         return self.target_ms[1] / self.draft_ms[1]
 
     @property
     def beside_slowdown(self) -> float:
-        """Return how much longer forwards take beside one another than in turns: the factor of the target's. What slows
-        it down, the memory that both read, slows the draft down alike; the probes see the draft in turns alone."""
+        """Returns the factor by which concurrent forwards take longer than those in turns, measured on the target. Both
+        models read the same memory, which slows the draft down alike; the probes see the draft only in turns."""
         return max(1.0, self.ahead_slowdown / self.turn_slowdown)
 
     @property
     def plain_round_ms(self) -> float:
-        """Return the time of a token of `off`."""
+        """Returns the time of a token of `off`."""
         return self.plain_stretch * (self.plain_ms + self.plain_overhead_ms)
 
     def of(self, method: str) -> dict[str, Any]:
-        """Return the costs of the simulated pair, under a method."""
+        """Returns the costs of the simulated pair under a method."""
         takes_turns = method == TURN_SHORT.method
-        # The service's forwards are slower than the worker's by what else goes on there; rows cost the same shares.
+        # The service's forwards are slower than the worker's because of other work there; rows keep their share.
         scale = self.plain_ms / self.target_ms[1] * (self.turn_slowdown if takes_turns else self.ahead_slowdown)
         step_ms = self.step_ms * (1.0 if takes_turns else self.beside_slowdown)
         draft_scale = step_ms / self.draft_ms[1]
@@ -102,7 +102,7 @@ class PairCosts:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that results.json keeps."""
+        """Returns the object that results.json keeps."""
         return {
             "target_ms": {str(rows): ms for rows, ms in self.target_ms.items()},
             "draft_ms": {str(rows): ms for rows, ms in self.draft_ms.items()},
@@ -122,14 +122,14 @@ class PairCosts:
 
 
 def costs_of(times: Mapping[str, Mapping[str, float]], blocks: Iterable[Block]) -> PairCosts:
-    """Make the costs of what a worker has timed, and of what the probes' rounds report.
+    """Makes the costs from the times of a worker, and from the reports of the probes' rounds.
 
     Args:
         times: `target_forward_ms` and `draft_forward_ms`, by rows.
         blocks: Generations of the contenders in `PROBES`.
 
     Raises:
-        ValueError: A probe reports no time that is needed.
+        ValueError: A probe lacks a time that is needed.
     """
     target_ms, draft_ms = (
         {int(rows): ms for rows, ms in times[name].items()} for name in ("target_forward_ms", "draft_forward_ms")
@@ -137,7 +137,7 @@ def costs_of(times: Mapping[str, Mapping[str, float]], blocks: Iterable[Block]) 
     medians = _medians(blocks)
     plain, short, long, ahead = (medians[one.method, one.setting] for one in PROBES)
     step_ms = (long["draft_latency_ms"] - short["draft_latency_ms"]) / (LONG - SHORT)
-    # Where timings wobble more than four forwards take, the worker's are the better guess.
+    # If the noise exceeds four forwards, the worker's time is the better guess.
     step_ms = step_ms if step_ms > 0.5 * draft_ms[1] else draft_ms[1]
     plain_ms, times_of = plain["forward_ms"], ForwardTimes(target_ms)
     short_rows, long_rows = (plain_ms * times_of.of(length + 1) / target_ms[1] for length in (SHORT, LONG))
@@ -159,7 +159,7 @@ def costs_of(times: Mapping[str, Mapping[str, float]], blocks: Iterable[Block]) 
 
 
 def _medians(blocks: Iterable[Block]) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the median over the generations of each median time, and of `stretch`, by contender."""
+    """Returns the median over the generations of each median time, and of `stretch`, by contender."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for block in blocks:
         for sample in block.samples:
@@ -180,6 +180,6 @@ def _medians(blocks: Iterable[Block]) -> dict[tuple[str, str], dict[str, float]]
 
 
 def _stretch(generation: GenerationSample) -> float:
-    """Return the mean time of a round by its median; 1 where a generation has too few to tell."""
+    """Returns the mean over the median of a round's time; 1 if a generation has too few rounds."""
     gaps = generation.gaps_s
     return sum(gaps) / len(gaps) / median(gaps) if len(gaps) >= LEAST_ROUNDS else 1.0

@@ -1,4 +1,4 @@
-"""The report of the pair suite: is it worth it, with what, and why."""
+"""The report of the pair suite: is speculation worth it, with which setting, and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider_bench.report import (
 from outrider_cli.prompts import ALL_CATEGORIES
 
 SHOWN_POSITIONS = 8
-"""Positions of a chain that a table has room for; results.json has all."""
+"""Positions of a chain that fit into a table; results.json has all."""
 ACCEPTANCE_CAPTION = (
     "Share of the drafted tokens kept at each position of a chain, of the chains that were kept up to there. match: a "
     "drafted token is kept if it equals the target's draw; with shared noise the draft model chooses with the target's "
@@ -49,7 +49,7 @@ NEEDS_MODELS = (
 
 
 def report_of(results: Mapping[str, Any]) -> Report:
-    """Make the report of what results.json keeps."""
+    """Makes the report of what results.json keeps."""
     config = results["config"]
     run = (
         f"{config['num_prompts']} prompts, {config['max_tokens']} tokens each, {config['repeats']} repeats, "
@@ -72,7 +72,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
 
 
 def summary_of(results: Mapping[str, Any]) -> str:
-    """Say which setting is the best at each temperature, and how good the predictions are."""
+    """Says which setting is the best at each temperature, and how good the predictions are."""
     lines = []
     for pair in results["pairs"]:
         word = "expected" if pair["predictions"] else "measured"
@@ -103,7 +103,7 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def chapters_of(pair: Mapping[str, Any], *, is_alone: bool) -> list[Chapter]:
-    """Make the chapters of one pair; their titles name it where there are several."""
+    """Makes the chapters of one pair; their titles name it if there are several pairs."""
     prefix = "" if is_alone else f"{pair['title']}: "
     models = f"Target {pair['target']}, draft {pair['draft']}."
     found = []
@@ -120,7 +120,7 @@ def chapters_of(pair: Mapping[str, Any], *, is_alone: bool) -> list[Chapter]:
         found.append(Chapter(f"{prefix}predictions", tables, [SPACELIKE_NOTE, *stand_in_sentences(pair)]))
     if pair["comparisons"]:
         tables = [comparison_table(pair)]
-        # Results without predictions have no table of their own for the best setting.
+        # Without predictions, the best setting has no table of its own yet.
         tables += [] if pair["predictions"] else [best_table(pair["best"])]
         sentences = [*later_sentences(pair), EXPERIMENT_CAPTION]
         tables.append(experiment_table("All of it", pair["rows"]))
@@ -129,7 +129,7 @@ def chapters_of(pair: Mapping[str, Any], *, is_alone: bool) -> list[Chapter]:
 
 
 def acceptance_table(acceptances: Sequence[Mapping[str, Any]]) -> Table:
-    """Make a row for each temperature and rule, a column for each position."""
+    """Makes a row for each temperature and rule, a column for each position."""
     num_positions = min(SHOWN_POSITIONS, max(len(one["by_position"]) for one in acceptances))
     positions = [str(place + 1) for place in range(num_positions)]
     rows = [
@@ -147,7 +147,7 @@ def acceptance_table(acceptances: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def costs_tables(costs: Mapping[str, Any]) -> list[Table]:
-    """Make a table of forwards by rows, and one of what else a round costs."""
+    """Makes a table of forwards by rows, and one of a round's other costs."""
     target, draft = costs["target_ms"], costs["draft_ms"]
     first = target["1"]
     rows = [
@@ -176,7 +176,7 @@ def costs_tables(costs: Mapping[str, Any]) -> list[Table]:
 
 
 def costs_sentence(costs: Mapping[str, Any]) -> str:
-    """Say the speed ratio of the two models."""
+    """Says the speed ratio of the two models."""
     return (
         f"C = {costs['speed_ratio']:.1f}: forwards of the draft model that fit into one of the target, one row each; "
         "medians of forwards in turns."
@@ -184,7 +184,7 @@ def costs_sentence(costs: Mapping[str, Any]) -> str:
 
 
 def prediction_table(predictions: Sequence[Mapping[str, Any]], field: str, title: str) -> Table:
-    """Make a row for each method and temperature, a column for each length of a chain; cells have one field."""
+    """Makes a row for each method and temperature, a column for each length of a chain; cells have one field."""
     counts = list(dict.fromkeys(one["num_speculative_tokens"] for one in predictions))
     cells = {
         (one["temperature"], one["method"], one["num_speculative_tokens"]): number_cell(one[field], 2)
@@ -197,13 +197,13 @@ def prediction_table(predictions: Sequence[Mapping[str, Any]], field: str, title
 
 
 def best_table(best: Sequence[Mapping[str, Any]]) -> Table:
-    """Name the best setting at each temperature by the flags to type."""
+    """Names the best setting at each temperature by the flags to type."""
     rows = [[f"{one['temperature']:g}", number_cell(one["speedup"], 2, "x"), one["flags"]] for one in best]
     return Table("The best setting", ("T", "speed-up", "flags"), rows, "", frozenset({"flags"}), frozenset())
 
 
 def comparison_table(pair: Mapping[str, Any]) -> Table:
-    """Put what was measured beside what was predicted: speed-ups, and tokens, which no busy machine bends."""
+    """Compares measured with predicted values: speed-ups, and tokens, which no load of the machine changes."""
     measured = {
         (row["method"], row["setting"], row["temperature"]): row["mean_acceptance_length"]
         for row in pair["rows"]
@@ -231,14 +231,14 @@ def comparison_table(pair: Mapping[str, Any]) -> Table:
 
 
 def stand_in_sentences(pair: Mapping[str, Any]) -> list[str]:
-    """Say which model was replayed in place of the draft, if one was."""
+    """Says which model was replayed instead of the draft, if any."""
     if not pair["stand_in"]:
         return []
     return [f"Replayed with {pair['stand_in']}, which says what {pair['draft']} says in less time."]
 
 
 def later_sentences(pair: Mapping[str, Any]) -> list[str]:
-    """Say how far the machine was the same while everything was measured as when its costs were probed."""
+    """Says if the machine was as fast during the measurements as when the costs were probed."""
     before, later = pair["costs"], pair["later_costs"]
     if not before or not later:
         return []

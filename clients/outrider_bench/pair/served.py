@@ -1,4 +1,4 @@
-"""A verifier that runs already, measured from outside: which method is worth it there, and in which setting."""
+"""A running verifier, measured from outside: which method is worth it there, and in which setting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider_client.channel import ChannelSecurity
 
 
 class Served:
-    """Lets every method take turns at a verifier; nothing is predicted, since its models are not at hand."""
+    """Has every method take turns at a verifier. Nothing is predicted, since its models are not at hand."""
 
     def __init__(self, address: str, config: PairConfig, security: ChannelSecurity) -> None:
         """`security` is that of the channel to the verifier."""
@@ -33,11 +33,11 @@ class Served:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Return the measurements so far."""
+        """Returns the measurements so far."""
         return comparisons_of(token_times(self._blocks), [])
 
     async def run(self, log: Log) -> None:
-        """Measure every setting.
+        """Measures every setting.
 
         Raises:
             StackError: The verifier does not answer.
@@ -51,7 +51,7 @@ class Served:
             self.contender_failures = await run_experiment(experiment, config, {"stack": driver}, self._blocks.append)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that results.json keeps: that of a study, without what the models would have to say."""
+        """Returns the object that results.json keeps: that of a study, without the fields that need the models."""
         config = self.config
         return {
             "title": self.address,
@@ -90,7 +90,7 @@ class Served:
         return replace(experiment.config(self.config.seed, ()), address=self.address)
 
     def _best(self) -> list[dict[str, Any]]:
-        """Return the fastest contender at each temperature; `off`, if nothing is faster."""
+        """Returns the fastest contender at each temperature; `off` if nothing is faster."""
         found = []
         for temperature in self.config.temperatures:
             here = [one for one in self.comparisons if one.temperature == temperature and one.measured > 1]

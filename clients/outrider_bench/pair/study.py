@@ -1,4 +1,4 @@
-"""A study of one pair: watch the models, time them, replay the methods, and measure those that matter."""
+"""A study of one pair: watch the models, time them, replay the methods, and measure the important ones."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ PROBE_PROMPTS, PROBE_TOKENS, PROBE_REPEATS = 2, 24, 3
 
 
 class PairRefused(ValueError):
-    """The two models are no pair, or one of them is none. The message is one line."""
+    """The two models are no pair, or one of them cannot be used. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two models, and what to call them."""
+    """Two models, and their names."""
 
     title: str
     target: str
@@ -50,20 +50,20 @@ class Pair:
     dtype: str = "auto"
     draft_dtype: str = "auto"
     stand_in: str = ""
-    """A draft model that says the same for less, for the replay alone; empty means the draft itself."""
+    """A cheaper draft model with the same output, only for the replay; empty means the draft itself."""
 
 
 class Study:
-    """Studies one pair; whatever ends it, what was found so far is kept."""
+    """Studies one pair, and keeps all results so far, whatever ends it."""
 
     def __init__(self, pair: Pair, config: PairConfig) -> None:
         self.pair, self.config = pair, config
         self.models: dict[str, dict[str, Any]] = {}
         self.acceptances: list[Acceptance] = []
         self.predictions: list[Prediction] = []
-        """Predictions of the whole grid, at the costs that were probed before anything was measured."""
+        """Predictions for the whole grid, at the costs that were probed before anything was measured."""
         self.later_predictions: list[Prediction] = []
-        """Predictions of the measured settings, at the costs that probes had in the very same turns."""
+        """Predictions for the measured settings, at the costs that probes had in the same turns."""
         self.contender_failures: dict[str, str] = {}
         """Reasons by the label of a contender."""
         self._costs: PairCosts | None = None
@@ -74,16 +74,16 @@ class Study:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Return the measurements so far, beside their predictions."""
+        """Returns the measurements so far, with their predictions."""
         return comparisons_of(token_times(self._blocks), self.later_predictions or self.predictions)
 
     def claims(self) -> list[Claim]:
-        """Claim of every prediction that it is right, with intervals over the prompts."""
+        """Returns the claims of all predictions, with intervals over the prompts."""
         predictions, config = self.later_predictions or self.predictions, self.config
         return claims_of(self.pair.title, token_times(self._blocks), predictions, len(config.prompts), config.seed)
 
     async def run(self, log: Log) -> None:
-        """Study the pair from beginning to end.
+        """Studies the pair from beginning to end.
 
         Raises:
             PairRefused: The models have different tokenizers, or cannot be loaded.
@@ -106,7 +106,7 @@ class Study:
             self.later_predictions = await self._predict(self._measured_grid, self._later_costs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that results.json keeps."""
+        """Returns the object that results.json keeps."""
         config = self.config
         best = {temperature: best_of(self.predictions, temperature) for temperature in config.temperatures}
         return {
@@ -150,12 +150,12 @@ class Study:
         )
 
     def _bench_config(self, experiment: Experiment) -> BenchConfig:
-        """Return an experiment as the machinery that takes turns and starts services has it."""
+        """Returns the configuration of an experiment, for the code that takes turns and starts services."""
         config = experiment.config(self.config.seed, self.config.cores)
         return replace(config, draft_dtype=self.pair.draft_dtype)
 
     async def _watch(self, log: Log) -> dict[str, Any]:
-        """Compare the models on all texts, and return the times of their forwards."""
+        """Compares the models on all texts, and returns the times of their forwards."""
         pair, config = self.pair, self.config
         models = ["--target", pair.target, "--draft", pair.draft]
         dtypes = ["--dtype", pair.dtype, "--draft-dtype", pair.draft_dtype]
@@ -190,7 +190,7 @@ class Study:
         return await worker.call("watch", request=request) | {"seed": seed}
 
     def _seed(self, index: int) -> int:
-        """Return the seed of a prompt: that of the generations which are measured, so that their texts are the same."""
+        """Returns the seed of a prompt: that of the measured generations, so that their texts are the same."""
         return seed_of(self._bench_config(self._experiment(())), 0, index)
 
     async def _probe(self, driver: StackDriver) -> PairCosts:
@@ -218,11 +218,11 @@ class Study:
         return [(setting, t) for t in temperatures for setting in measured_settings(self.predictions, t)]
 
     async def _predict(self, grid: Sequence[tuple[Setting, float]], costs: PairCosts) -> list[Prediction]:
-        """Replay settings at temperatures; the services are idle meanwhile, so both cores are free for it."""
+        """Replays settings at temperatures. The services are idle meanwhile, so both cores are free for it."""
         pair, cores = self.pair, self.config.cores
         dtype = self.models["draft"]["dtype"]
         arguments = ["--draft", pair.stand_in or pair.draft, "--draft-dtype", dtype]
-        # The longest chains first: else the last worker would be at one of them when all others have ended.
+        # The longest chains first; otherwise the last worker would still run one of them when all others have ended.
         waiting = iter(sorted(grid, key=lambda one: -one[0].num_speculative_tokens))
         found: dict[tuple[Setting, float], Prediction] = {}
 
@@ -260,7 +260,7 @@ class Study:
         return Prediction(setting, temperature, answer["tokens_per_round"], plain_ms, tuple(answer["text_ms"]))
 
     async def _measure(self, driver: StackDriver, log: Log) -> None:
-        """Let `off`, the probes, the settings that matter and `auto` take turns; every repeat has the same texts."""
+        """Has `off`, the probes, the important settings and `auto` take turns; every repeat has the same texts."""
         runs: list[tuple[Experiment, Running, Sequence[Contender]]] = []
         repeat = 0
 

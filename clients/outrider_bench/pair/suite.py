@@ -1,4 +1,4 @@
-"""The pair suite: one pair, the family of demo pairs, or a verifier that runs already."""
+"""The pair suite: one pair, the family of demo pairs, or a running verifier."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from outrider_client.channel import NO_SECURITY, ChannelSecurity
 
 FAMILY = (
     Pair("as is", TARGET, DRAFT),
-    # Inflated drafts say what the small one says: replayed with that, a hundred settings take seconds, not hours.
+    # Inflated drafts have the small one's output: replaying that one, a hundred settings take seconds, not hours.
     Pair("slower draft", TARGET, "demo/draft-c5", stand_in=DRAFT),
     Pair("larger target", "demo/target-300m", DRAFT),
     Pair("draft of the target's size", TARGET, "demo/draft-100m", stand_in=DRAFT),
     Pair("untrained draft", TARGET, DRAFT_UNTRAINED),
     Pair("target as its own draft", TARGET, TARGET, stand_in="demo/target"),
 )
-"""Pairs that predictions are checked on, made of the demo models: fast and right, slow, cheaper beside the target, as
-slow as it, never right, always right."""
+"""Pairs of demo models on which predictions are checked. Their drafts are: fast and right, slow, cheaper relative to
+the target, as slow as it, never right, always right."""
 
 
 class PairSuite(Suite):
-    """Predicts what a pair of models brings, and measures it."""
+    """Predicts the effect of a pair of models, and measures it."""
 
     name = "pair"
     report_of = staticmethod(report_of)
@@ -53,7 +53,8 @@ class PairSuite(Suite):
         return super().has_failures or any(one.contender_failures for one in self._all)
 
     def run(self, out: Path | None, console: Console) -> int:
-        """See Suite. Models that are no pair are wrong usage, and one line; so is a verifier that does not answer."""
+        """See Suite. Models that are no pair, and a verifier that does not answer, are wrong usage, reported in one
+        line."""
         try:
             return super().run(out, console)
         except (PairRefused, StackError) as error:
@@ -94,6 +95,6 @@ class PairSuite(Suite):
         }
 
     def _leave(self, out: Path | None, console: Console) -> None:
-        # Without a model every table would be empty, and the reason stands in the error.
+        # Without a model every table would be empty, and the error has the reason.
         if any(one.models for one in self._all):
             super()._leave(out, console)

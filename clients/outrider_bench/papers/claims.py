@@ -1,7 +1,7 @@
-"""The papers' claims, a row each: which number of which method, beside which other one, and what the paper says of it.
+"""The papers' claims, one row each: a number of a method, relative to another one's, and what the paper says of it.
 
-Pairs of models, hardware and prompts are the papers' own, so a figure says how much a method is worth there. What
-compares Outrider's methods with themselves, or checks a formula, is no claim of a paper, and has no row.
+Pairs of models, hardware and prompts are the papers' own, so a figure says how much a method is worth there. A
+comparison of Outrider's methods with themselves, or a check of a formula, is no claim of a paper, and has no row.
 
 * CARD: Zhou et al., "CARD: A Cache-Assisted Parallel Speculative Decoding Framework".
 * SAGUARO: Kumar, Dao and May, "Speculative Speculative Decoding".
@@ -27,20 +27,20 @@ _RELATIONS = {">": operator.gt, "<": operator.lt}
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A number of a contender, divided by that of its base, and what a paper says of it."""
+    """A number of a contender, divided by that of its base, and the paper's statement about it."""
 
     paper: str
     what: str
     source: str
-    """The place in the paper, with its models or data where it names them."""
+    """The place in the paper, with its models or data if it names them."""
     experiment: str
     temperature: float
     contender: str
     """Label of a contender of the experiment."""
     base: str = "off"
-    """Label of the contender that it is divided by; empty means that it is divided by nothing, and no effect."""
+    """Label of the contender that it is divided by; empty means a plain number, which is no effect."""
     figure: float | None = None
-    """The paper's own; None means that it says so in words alone."""
+    """The paper's number; None means that it uses only words."""
     metric: str = SPEED
     relation: str = ">"
     """The side of `bound` on which the effect has the right sign: > or <."""
@@ -50,11 +50,11 @@ class Claim:
     """Category of the prompts; empty means all."""
 
     def has_right_sign(self, value: float) -> bool:
-        """Returns True if a value lies on the side of the bound that the paper says."""
+        """Returns True if a value lies on the paper's side of the bound."""
         return bool(_RELATIONS[self.relation](value, self.bound))
 
     def reaches_figure(self, value: float) -> bool:
-        """Returns True if a value is at least what the paper has; there must be a figure."""
+        """Returns True if a value is at least the paper's; there must be a figure."""
         assert self.figure is not None
         return value >= self.figure
 
@@ -66,7 +66,7 @@ SAGUARO = "saguaro as published"
 DOUBLE = "double as published"
 SPACELIKE = "spacelike as published"
 C25, C5, C2_5 = "pair-25", "pair-5", "pair-2.5"
-"""Experiments of all methods, by the time of a target forward by that of a draft forward."""
+"""Experiments of all methods, by the ratio of a target forward's time to a draft forward's."""
 CARD_QUERY, CARD_WIDTH = "card-query", "card-width"
 SAGUARO_BUDGET, SAGUARO_BIAS, SAGUARO_FALLBACK = "saguaro-budget", "saguaro-bias", "saguaro-fallback"
 DOUBLE_PARTS, DOUBLE_DEPTH, DOUBLE_BATCH = "double-parts", "double-depth", "double-batch"

@@ -1,4 +1,4 @@
-"""What is run for the papers' claims: contenders, prompts, and the simulated times of forwards and messages."""
+"""The runs for the papers' claims: contenders, prompts, and simulated times of forwards and messages."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from outrider_bench.papers.prompts import code, replay_requests
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 PAIRS = {C25: 25.0, C5: 5.0, C2_5: 2.5}
-"""Experiments of all methods, by C: the time of a target forward by that of a draft forward."""
+"""Experiments of all methods, by C: the ratio of a target forward's time to a draft forward's."""
 TRAINLESS = {"token-recycling": "SOURCE_RECYCLED", "ngram-pool": "SOURCE_POOL", "rest": "SOURCE_PRIOR"}
-"""Sources of retrieval that stand for a paper's method without a draft model."""
+"""Sources of retrieval that represent a paper's method without a draft model."""
 _TIERS = ("PRIOR", "DYNAMIC", "SHARED", "REJECTED", "RING")
 _CHAIN: dict[str, Any] = {"num_speculative_tokens": 8, "min_path_probability": 0.0}
-"""SAGUARO's chains: of a fixed length, however improbable they get."""
+"""SAGUARO's chains: of fixed length, however improbable they become."""
 _NEAR_SHARE = 0.4
-"""Share of near-repeats in the requests to a service that is used, after those of the cold start."""
+"""Share of near-repeats among the requests to a service in use, after those of the cold start."""
 _BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Says how much is generated."""
+    """How much is generated."""
 
     num_prompts: int = 12
     tokens: int = 32
     """Limit of each text."""
     double_tokens: int = 48
-    """Limit of each text of DOUBLE's parts: its matches depend on how far the text has come."""
+    """Limit of each text of DOUBLE's parts: its matches depend on the progress of the text."""
     batch_tokens: int = 24
     batch_repeats: int = 3
-    """Seeds of a batch, which intervals are drawn from: texts that run together have no times of their own."""
+    """Seeds of a batch, from which intervals are drawn: texts that run together have no times of their own."""
     num_requests: int = 90
     num_cold: int = 10
-    """Requests to a service that is used: in all, and those of them that come before any near-repeat."""
+    """Requests to a service in use: in total, and before the first near-repeat."""
     request_tokens: int = 20
 
 
@@ -62,14 +62,14 @@ QUICK = Sizes(1, 12, 12, 12, 1, 6, 2, 12)
 
 
 def experiments_of(papers: Iterable[str], sizes: Sizes) -> list[Experiment]:
-    """Returns the experiments that the claims of these papers are about."""
+    """Returns the experiments that the claims of these papers need."""
     chosen = set(papers)
     wanted = {claim.experiment for claim in CLAIMS if claim.paper in chosen}
     return [one for one in _all(sizes) if one.name in wanted]
 
 
 def costs_of(speed_ratio: float) -> Costs:
-    """Returns the times of a pair on two devices with a speed ratio."""
+    """Returns the times of a pair on two devices with this speed ratio."""
     return replace(GPU, draft_ms=GPU.target_ms[1] / speed_ratio - GPU.draft_row_ms)
 
 
@@ -82,7 +82,7 @@ def _all(sizes: Sizes) -> Iterator[Experiment]:
         defaults: dict[str, Any] = {"prompts": prompts, "max_tokens": sizes.tokens, "repeats": 1}
         return Experiment(name, (PLAIN, *contenders), temperatures, costs=costs, **defaults | more)
 
-    # The longest first: the last worker should not be at one of them when all others have ended.
+    # The longest first, so that the last worker is not at one of them when all others have ended.
     for name, speed_ratio in PAIRS.items():
         yield experiment(name, _all_methods(speed_ratio), TEMPERATURES, costs_of(speed_ratio), has_prior=True)
     parts = (contender("double"), *(contender("double", name, double=fields) for name, fields in _parts_of_double()))
@@ -121,7 +121,8 @@ def _all(sizes: Sizes) -> Iterator[Experiment]:
 
 
 def _all_methods(speed_ratio: float) -> Iterator[Contender]:
-    """Yields each method as published and as a server has it; what needs no draft model at the greatest C alone."""
+    """Yields each method as published and with the server's defaults; those without a draft model only at the greatest
+    C."""
     for name, method in METHODS.items():
         if method.has_draft_model or name == "auto":
             yield contender(name)
@@ -133,7 +134,7 @@ def _all_methods(speed_ratio: float) -> Iterator[Contender]:
 
 
 def _published(method: str, speed_ratio: float) -> Contender:
-    # The papers' gamma of parallel drafting: what the draft model makes during a forward of the target.
+    # The papers' gamma of parallel drafting: the tokens that the draft model makes during a target forward.
     chain = {"num_speculative_tokens": math.ceil(speed_ratio)} if method in ("card", "double") else {}
     return as_published(method, **chain)
 

@@ -1,8 +1,8 @@
-"""Blocks to the numbers of claims. Pure.
+"""From blocks to the numbers of claims. Pure.
 
 Two contenders are compared repeat by repeat, on the prompts that both have finished; the median of the repeats counts.
-None means that a value was not measured. `Measured.resampled` is the same with other prompts drawn from those that
-there are: what an interval is estimated from.
+None means that a value was not measured. `Measured.resampled` gives the same measurements with other prompts drawn
+from the existing ones, which intervals are estimated from.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class Measured:
         self._drawn_prompts: Mapping[str, Multiplicities] = {}
         """Maps experiments to how often each prompt was drawn; prompts that are not named count once."""
         self._drawn_repeats: Mapping[str, Multiplicities] = {}
-        """The same of repeats, for what ran at once."""
+        """The same for repeats, for generations that ran at once."""
         self._finished_by_key: dict[tuple[str, str, float, str], Finished] = {}
 
     def resampled(self, random: np.random.Generator) -> Measured:
-        """Returns the same measurements, as if other prompts of the same kinds had been asked.
+        """Returns the same measurements, as if other prompts of the same kinds had been used.
 
-        Experiments with the same prompts get the same draw. Generations that ran at once have no times of their own:
-        for what is claimed of them repeats are drawn.
+        Experiments with the same prompts get the same draw. Generations that ran at once have no times of their own, so
+        their claims are drawn by repeats.
         """
-        found = copy(self)  # what was measured stays the same; how much each counts does not
+        found = copy(self)  # the measurements stay the same; only their weights change
         found._drawn_prompts = _draw_each(self._prompts, random)
         found._drawn_repeats = _draw_each(self._repeats, random)
         return found
 
     def value_of(self, claim: Claim) -> float | None:
-        """Returns what a claim is about: a metric of its contender, by that of its base."""
+        """Returns the value of a claim: a metric of its contender, divided by that of its base."""
         if claim.metric == SPEED:
             if claim.concurrency > 1:
                 return self._batch_ratio(claim)
@@ -62,14 +62,14 @@ class Measured:
         return ours / theirs if ours is not None and theirs else None
 
     def _ratio(self, claim: Claim) -> float | None:
-        """Divides the tokens a second of one contender by those of another: within a repeat, on the same prompts."""
+        """Divides the tokens per second of two contenders: within a repeat, on the same prompts."""
         ours, theirs = (self._finished(claim, label) for label in (claim.contender, claim.base))
         drawn = self._drawn_prompts.get(claim.experiment, {})
         seconds: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for key in sorted(ours.keys() & theirs.keys()):
             number, prompt = key
             for side, found in enumerate((ours, theirs)):
-                # By token: texts may end at different lengths.
+                # Per token, because texts may end at different lengths.
                 made = found[key]
                 seconds[number][side] += drawn.get(prompt, 1) * made.duration_s / max(1, len(made.token_ids))
         ratios = [theirs_s / ours_s for ours_s, theirs_s in seconds.values() if ours_s]
@@ -101,7 +101,7 @@ class Measured:
         return self._finished_by_key[key]
 
     def _turns(self, claim: Claim, label: str) -> dict[int, float]:
-        """Returns the tokens a second of each repeat in which every generation came to its end."""
+        """Returns the tokens per second of each repeat in which every generation finished."""
         wanted = (label, claim.temperature, claim.concurrency)
         return {
             block.repeat: sum(len(each.generation.token_ids) for each in block.samples if each.generation is not None)
@@ -135,11 +135,11 @@ _RATES = {
     TOKENS: _tokens,
 }
 """Metrics of rounds: the share of commits whose next token the tree already had, and of those after which more was
-drafted already; the share of the drafted tokens that were kept, of those compared; tokens of a target's forward."""
+already drafted; the share of kept tokens among the compared drafted ones; tokens per target forward."""
 
 
 def _prompts_of(blocks: Iterable[Block]) -> Strata:
-    """Returns the prompts by category: kinds that are compared apart are drawn apart."""
+    """Returns the prompts by category, because kinds that are compared separately are drawn separately."""
     prompts: dict[str, set[int]] = defaultdict(set)
     for sample in chain.from_iterable(block.samples for block in blocks):
         prompts[sample.category].add(sample.prompt_index)

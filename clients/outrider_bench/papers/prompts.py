@@ -1,8 +1,7 @@
-"""The code that is continued: the prompts that ship with the command, then more of the same kind; and requests to a
-service that is used.
+"""The code that is continued: the command's own prompts, then more of the same kind; and requests to a service in use.
 
-Eight are too few for an interval that means much. The others are places of further files of Python's library that were
-held out of the training: the same for a version of Python.
+Eight prompts are too few for a meaningful interval. The others are places in further files of Python's library that
+were held out of the training: the same for a version of Python.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from outrider_cli.prompts import Prompt, choose, default_prompts
 
 CODE = "code"
 NEW, NEAR = "new", "near-repeat"
-"""Categories of the requests to a service that is used."""
+"""Categories of the requests to a service in use."""
 NUM_TOPICS = 12
 MAX_PLACES = 400
 _SHORTEST_REQUEST, _LONGEST_REQUEST = 100, 180
 """Characters of such a request: about forty tokens."""
 _SEED = 0
 _SHORTEST, _LONGEST = 250, 450
-"""Characters of a prompt: those of the ones that ship."""
+"""Characters of a prompt, as in the command's own ones."""
 
 
 @cache
 def code(count: int) -> tuple[Prompt, ...]:
-    """Return `count` prompts of held-out code, those that ship first; fewer where this Python's library has no source.
+    """Returns `count` prompts of held-out code, the command's own first; fewer if this Python's library has no source.
 
     The first ones are the same for every count.
     """
@@ -38,11 +37,11 @@ def code(count: int) -> tuple[Prompt, ...]:
 
 
 def _further(count: int) -> list[Prompt]:
-    """Choose places of held-out files from which no prompt ships; the files take turns."""
+    """Chooses places of held-out files that none of the command's own prompts come from; the files take turns."""
     if not count:
         return []
     known = [prompt.text for prompt in default_prompts() if prompt.category == CODE]
-    # Without training text: held-out files are known to be none of it, and searching it takes seconds.
+    # Without training text: held-out files are known not to be part of it, and searching it takes seconds.
     files = tuple(one for one in load_corpus().heldout if not any(text in one.text for text in known))
     found = code_prompts(Corpus((), files), count, shortest=_SHORTEST, longest=_LONGEST)
     return [Prompt(text, CODE) for text in found]
@@ -50,18 +49,18 @@ def _further(count: int) -> list[Prompt]:
 
 @cache
 def replay_requests(count: int, num_cold: int, near_share: float) -> tuple[Prompt, ...]:
-    """Returns requests to a service that is used, in their order: somebody works on a few modules, and some ask again
-    what was asked before, from a line further down.
+    """Returns requests to a service in use, in order: a user works on a few modules, and some requests repeat earlier
+    ones from a line further down.
 
-    Those of the cold start are all new, as far as there are places. The same for a version of Python.
+    Those of the cold start are all new, while there are places left. The same for a version of Python.
 
     Args:
         count: Number of requests.
-        num_cold: Those at the beginning that are the cold start.
+        num_cold: Number of requests at the beginning that are the cold start.
         near_share: Share of near-repeats among the others, in [0, 1].
 
     Raises:
-        GenerationFailed: This Python has no source to ask about.
+        GenerationFailed: This Python's library has no source.
     """
     random = np.random.default_rng(_SEED)
     topics = _topics(count)
@@ -75,7 +74,7 @@ def replay_requests(count: int, num_cold: int, near_share: float) -> tuple[Promp
         if is_cold and not places:
             places = next(filter(None, topics), [])
         is_near = not is_cold and random.random() < near_share
-        # Something has been asked by then: the cold start has only new requests, as long as there are places.
+        # An earlier request exists: the cold start has only new requests, while there are places left.
         if is_near or not places:
             earlier = asked[random.integers(len(asked))]
             requests.append(Prompt(earlier.partition("\n")[2], NEAR))  # without its first line
@@ -86,10 +85,10 @@ def replay_requests(count: int, num_cold: int, near_share: float) -> tuple[Promp
 
 
 def _topics(count: int) -> list[list[str]]:
-    """List the places of each topic, from the beginning of its file. Files with many places come first."""
-    # Without training text: held-out files are known to be none of it, and searching it takes seconds.
+    """Lists the places of each topic, from the beginning of its file. Files with many places come first."""
+    # Without training text: held-out files are known not to be part of it, and searching it takes seconds.
     files = (Corpus((), (source,)) for source in load_corpus().heldout)
     places = (code_prompts(file, MAX_PLACES, shortest=_SHORTEST_REQUEST, longest=_LONGEST_REQUEST) for file in files)
-    # A place needs a second line, to be asked for again without its first one; and files repeat themselves.
+    # A near-repeat leaves out the first line, so a place needs a second one; and files contain repetitions.
     usable = (list(dict.fromkeys(place for place in group if place.count("\n") > 1)) for group in places)
     return sorted(filter(None, usable), key=len, reverse=True)[:NUM_TOPICS]

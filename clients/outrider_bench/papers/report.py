@@ -1,4 +1,4 @@
-"""The report of the papers: two counts, the claims of each paper, and every method as published beside ours."""
+"""The report of the papers: two counts, the claims of each paper, and every published method compared with ours."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
 
 
 def counts(claims: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the two counts in a sentence; what was not measured is in neither."""
+    """Returns the two counts in a sentence; claims that were not measured are in neither."""
     reached = [one["reaches_figure"] for one in claims if one["reaches_figure"] is not None]
     signs = [one for one in claims if one["has_right_sign"] is not None]
     certain = sum(one["has_right_sign"] and _is_certain(one) for one in signs)
@@ -70,7 +70,7 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def pairs_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Puts each method beside itself as published, at one ratio of speeds; None where nothing was measured."""
+    """Compares each method with its published form, at one ratio of speeds; None if nothing was measured."""
     found = {
         (row["method"], row["setting"], row["temperature"]): row["speedup_over_off"]
         for row in rows

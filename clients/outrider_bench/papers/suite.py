@@ -1,4 +1,4 @@
-"""The suite of the papers: every claim that they make of their own methods, in simulated time."""
+"""The suite of the papers: every claim about their own methods, in simulated time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from outrider_bench.statistics import rows_of
 from outrider_bench.suite import Log, Suite
 
 NUM_SIMULATING = 2
-"""Processes that simulate where no cores are chosen."""
+"""Number of simulating processes if no cores are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Holds a claim with its value; None means that it was not measured."""
+    """A claim with its value; None means that it was not measured."""
 
     claim: Claim
     value: float | None
     interval: tuple[float, float] | None
-    """The value lies within with 95 % confidence, as far as the choice of prompts decides it; None means not known."""
+    """95 % confidence interval, as far as the choice of prompts decides the value; None means not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object that results.json keeps."""
@@ -58,7 +58,7 @@ class Found:
 
 
 def found_of(claims: Sequence[Claim], measured: Measured, seed: int) -> list[Found]:
-    """Returns the claims with their values, and with intervals where more than one prompt was measured."""
+    """Returns the claims with their values, and with intervals if more than one prompt was measured."""
 
     def values(of: Measured) -> list[float | None]:
         return [of.value_of(claim) for claim in claims]
@@ -70,7 +70,7 @@ def found_of(claims: Sequence[Claim], measured: Measured, seed: int) -> list[Fou
 
 
 class PapersSuite(Suite):
-    """Measures what the papers claim."""
+    """Measures the papers' claims."""
 
     name = "papers"
     report_of = staticmethod(report_of)
@@ -82,7 +82,7 @@ class PapersSuite(Suite):
         self._blocks: dict[str, list[Block]] = defaultdict(list)
 
     async def measure(self, log: Log) -> None:
-        """Runs all experiments on all cores at once: nothing of them is timed by the clock."""
+        """Runs all experiments on all cores at once: none of them is timed by a real clock."""
         log(f"{sum(one.num_generations for one in self.experiments)} generations in simulated time")
         waiting = iter(self.experiments)
 

@@ -1,7 +1,7 @@
 """Turns in simulated time: the same contenders, prompts and seeds as with services, and the same blocks.
 
-A worker process runs both services' insides under a simulated clock. So the numbers are those of a method, of the demo
-pair and of made-up costs; the machine has no part in them, and neither has the order of the turns.
+A worker process runs the internals of both services under a simulated clock. So the numbers depend on a method, the
+demo pair and made-up costs, but neither on the machine nor on the order of the turns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from outrider_bench.workers.client import Worker
 
 _WORKER = "outrider_bench.workers.simulated"
 TARGET = "demo/target"
-"""The target's trained parameters, without those that inflate its cost: only what it says counts."""
+"""The target's trained parameters, without those that inflate its cost: only its output counts."""
 
 
 async def start_pair(draft: str, core: int | None) -> Worker:
-    """Start the process that generates."""
+    """Starts the process that generates."""
     return await Worker.start(_WORKER, ["--target", TARGET, "--draft", draft], core)
 
 
@@ -37,13 +37,13 @@ async def run_simulated(
 
     Args:
         experiment: One with costs.
-        config: The benchmark that it is.
+        config: The benchmark of that experiment.
         worker: See `start_pair`.
-        keep: Gets what was measured, at once.
+        keep: Gets each result at once.
         failures: Gets the reasons of failures, by the label of the contender.
     """
     for turn in schedule(config, experiment.contenders, 0.0):
-        # What is refused once is refused again: a simulation has no moments.
+        # A request that was refused once is refused again: simulated turns are all alike.
         if turn.condition.label in failures:
             continue
         try:

@@ -1,7 +1,7 @@
-"""The suite of `serve`: GuideLLM sends requests to a gateway at one rate after the other, for each method.
+"""The suite of `serve`: GuideLLM sends requests to a gateway at one rate after another, for each method.
 
-GuideLLM is a program of its own, installed apart: `pip install guidellm` in another environment. It asks as any client
-of OpenAI's API does, so what it measures is what a user of the gateway has.
+GuideLLM is a separate program: `pip install guidellm` in another environment. It sends requests like any client of
+OpenAI's API, so it measures what a user of the gateway gets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CAPTION = (
 
 
 class ServeSuite(Suite):
-    """Offers the same requests at one rate after the other, to one method after the other."""
+    """Offers the same requests at one rate after another, to one method after another."""
 
     name = "serve"
 
@@ -56,7 +56,7 @@ class ServeSuite(Suite):
                 await self.attempt(method, partial(self._load, url, method))
 
     async def _load(self, url: str, method: str) -> None:
-        """Has GuideLLM send all requests. Raises GenerationFailed where it fails."""
+        """Makes GuideLLM send all requests. Raises GenerationFailed if it fails."""
         rates = [rate for rate in self.config.request_rates if math.isfinite(rate)]
         profiles: list[dict[str, Any]] = [{"kind": "poisson", "rate": rates}] if rates else []
         profiles += [{"kind": "throughput"}] if math.inf in self.config.request_rates else []

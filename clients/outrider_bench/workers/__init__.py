@@ -1,1 +1,1 @@
-"""Processes that a benchmark talks to: baselines, and what can only be measured inside a process."""
+"""Processes that a benchmark talks to: baselines, and measurements that need the inside of a process."""

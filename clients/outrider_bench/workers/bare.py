@@ -32,7 +32,7 @@ class BareBaseline:
 
     @torch.inference_mode()
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one generation, and time it."""
+        """Runs one generation, and times it."""
         watch = Stopwatch()
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
         prompt = self._codec.encode(request["prompt"])
@@ -54,13 +54,13 @@ class BareBaseline:
 
     @torch.inference_mode()
     def ranks(self, request: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
-        """Rank each token of the target's text as the draft model does: 0 = its first choice, -1 = none of the first
-        `num_ranks`. It is given all tokens before, and at a temperature ranks with the target's noise, as a speculator
-        does on the right path."""
+        """Ranks each token of the target's text as the draft model does: 0 = its first choice, -1 = none of the first
+        `num_ranks`. The draft model gets all earlier tokens, and at a temperature ranks with the target's noise, as a
+        speculator does on the right path."""
         token_ids = self.generate(request, {})["token_ids"]
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
-        # The row of a token ranks the next one, so the last token of the text needs none, and the rows that count, one
-        # for each token, begin with the prompt's last. One forward has them all.
+        # The row of a token ranks the next one, so the last token of the text needs none. The rows that count, one for
+        # each token, begin with the prompt's last one. One forward has them all.
         rows = [*self._codec.encode(request["prompt"]), *token_ids[:-1]]
         cache = self._draft.new_cache()
         logits, indices = self._draft.forward([Segment(cache, rows, len(token_ids))]), range(len(token_ids))
@@ -75,7 +75,7 @@ class BareBaseline:
         }
 
     def measure(self, target_rows: list[int], draft_rows: list[int], context: int) -> dict[str, Any]:
-        """Measure the median times of forwards by their number of rows, in milliseconds."""
+        """Measures the median times of forwards by their number of rows, in milliseconds."""
         return {
             "target_forward_ms": measure_forward(self._target, target_rows, context),
             "draft_forward_ms": measure_forward(self._draft, draft_rows, context),

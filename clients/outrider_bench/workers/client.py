@@ -1,7 +1,7 @@
 """Baselines in worker processes: one JSON object a line, requests on stdin, answers on stdout.
 
-A separate process gives a baseline what the verifier has: a core, one thread, and no other work in between. It
-also keeps torch out of the process that measures.
+A separate process gives a baseline what the verifier has: a core, one thread, and no other work in between. It also
+keeps torch out of the process that measures.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Worker:
         self._log = log
         self._turn = asyncio.Lock()
         self._is_reading = False
-        """True while it reads its stdin: not while it loads, nor while it works on an answer."""
+        """True while it reads its stdin, which means that it neither loads nor works on an answer."""
         self.hello: dict[str, Any] = {}
-        """Description of itself that the worker sent once it was ready."""
+        """The worker's description of itself, sent once it was ready."""
 
     @classmethod
     async def start(cls, module: str, arguments: Sequence[str], core: int | None) -> Worker:
@@ -74,7 +74,7 @@ class Worker:
         return await cls.start(module, arguments, core)
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Send one request, and return its answer. Raises GenerationFailed if the worker says that it failed."""
+        """Sends one request, and returns its answer. Raises GenerationFailed if the worker reports a failure."""
         assert self._process.stdin is not None
         async with self._turn:
             self._is_reading = False
@@ -90,7 +90,7 @@ class Worker:
         return generation_from_json(await self.call("generate", request=asdict(request), options=dict(options)))
 
     async def stop(self) -> None:
-        """Ends the process: kindly, then by force."""
+        """Ends the process: first it asks, then it kills."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -25,7 +25,7 @@ from outrider.models.timing import measure_forward, measure_products, measure_se
 
 REPEATS_IN_TURN = 5
 BANDWIDTH_BYTES = 2**28
-"""Bytes that are read to measure the bandwidth: more than a cache holds."""
+"""Bytes that are read to measure the bandwidth: more than fit into a cache."""
 
 Times = dict[tuple[int, int], float]
 """Milliseconds by threads and rows."""
@@ -51,7 +51,7 @@ def main() -> None:
     print(f"{options.model}, {runner.dtype}, {options.device}, context {options.context}, torch {torch.__version__}")
     forwards: dict[tuple[int, int], list[float]] = defaultdict(list)
     products: dict[tuple[int, int], list[float]] = defaultdict(list)
-    # A few repeats of one, then of the other: so all have the same share of the machine's busy moments.
+    # A few repeats of one, then of the other, so that all get an equal share of the machine's busy moments.
     for _ in range(max(3, options.repeats // REPEATS_IN_TURN)):
         for num_threads in threads:
             torch.set_num_threads(num_threads)
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _print_kernels(runner: Runner, threads: list[int], rows: list[int], context: int) -> None:
-    """Prints the milliseconds of a forward by kernel, what other kernels call counted as theirs."""
+    """Prints the milliseconds of a forward by kernel. A kernel that another one calls counts as part of its caller."""
     cache = runner.new_cache()
     runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])
     samples: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -89,7 +89,7 @@ def _print_kernels(runner: Runner, threads: list[int], rows: list[int], context:
                     samples[name][num_threads, n].append(1e3 * seconds)
     cache.clear()
     for name, times in samples.items():
-        # The first of each warms caches.
+        # The first run of each warms caches.
         _print_by_threads(name, {key: median(each[1:]) for key, each in times.items()}, threads, rows)
 
 
@@ -125,7 +125,7 @@ def _bandwidth(num_threads: int) -> float:
 
 
 def _print_by_threads(name: str, times: Times, threads: list[int], rows: list[int]) -> None:
-    """Prints a line for each number of threads, and how many times as fast as the first the others are."""
+    """Prints a line for each number of threads, and the speeds relative to the first one."""
     for num_threads in threads if times else ():
         _print_line(f"{name}, {num_threads} threads", (times[num_threads, n] for n in rows), "8.2f")
     for num_threads in threads[1:] if times else ():

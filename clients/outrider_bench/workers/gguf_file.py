@@ -1,7 +1,7 @@
 """Writes a model of transformers and its tokenizer as a GGUF file, which llama.cpp reads: Llama and Qwen3.
 
 Format and names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Weights keep their number format, bfloat16
-or float32; norms and biases are in float32, as llama.cpp wants them. Nothing is quantized.
+or float32; norms and biases are in float32, as llama.cpp requires. Nothing is quantized.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Array = npt.NDArray[np.float32]
 
 
 class CannotConvert(ValueError):
-    """The model or its tokenizer is of a kind that this file cannot write."""
+    """The model or its tokenizer is of a kind that this module cannot write."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Says how llama.cpp knows a family of models."""
+    """How llama.cpp names a family of models."""
 
     architecture: MODEL_ARCH
     rotates_neighbours: bool
-    """True if llama.cpp rotates neighbouring dimensions of a head, where transformers rotates its two halves."""
+    """True if llama.cpp rotates neighbouring dimensions of a head; transformers rotates its two halves."""
 
 
 _FAMILIES = {"llama": _Family(MODEL_ARCH.LLAMA, True), "qwen3": _Family(MODEL_ARCH.QWEN3, False)}
@@ -49,15 +49,15 @@ _TYPES = {
 
 
 def write_gguf(model: Any, tokenizer: Any, path: Path) -> None:
-    """Write a model and its tokenizer.
+    """Writes a model and its tokenizer.
 
     Args:
         model: A LlamaForCausalLM or Qwen3ForCausalLM on the CPU, in bfloat16 or float32.
         tokenizer: Its fast tokenizer, byte-level BPE.
-        path: The file to write; one that exists is replaced.
+        path: The file to write; an existing one is replaced.
 
     Raises:
-        CannotConvert: It is another model, number format or tokenizer, or its positions are scaled.
+        CannotConvert: The model, number format or tokenizer is another one, or its positions are scaled.
     """
     config = model.config
     family = _FAMILIES.get(config.model_type)
@@ -65,7 +65,7 @@ def write_gguf(model: Any, tokenizer: Any, path: Path) -> None:
         raise CannotConvert(f"a model must be one of {', '.join(_FAMILIES)} to be written, got {config.model_type!r}")
     if model.dtype not in _TYPES:
         raise CannotConvert(f"a model must be in {' or '.join(map(str, _TYPES))} to be written, got {model.dtype}")
-    # A file of its own, closed even where something cannot be written.
+    # A file object of ours, closed even if something cannot be written.
     writer = GGUFWriter(path, MODEL_ARCH_NAMES[family.architecture])
     try:
         _add_shape(writer, config)
@@ -80,7 +80,7 @@ def write_gguf(model: Any, tokenizer: Any, path: Path) -> None:
 
 
 def _add_shape(writer: GGUFWriter, config: Any) -> None:
-    """Adds what llama.cpp must know beside the weights."""
+    """Adds what llama.cpp must know besides the weights."""
     rope = config.rope_parameters
     if rope["rope_type"] != "default":
         raise CannotConvert(f"positions must not be scaled, got {rope['rope_type']!r}")
@@ -100,7 +100,7 @@ def _add_shape(writer: GGUFWriter, config: Any) -> None:
 
 
 def _add_tokenizer(writer: GGUFWriter, tokenizer: Any, vocab_size: int) -> None:
-    """Adds a BPE with its merges. Token ids beyond the tokenizer's, which pad the logits, are unused ones."""
+    """Adds a BPE with its merges. Token ids past the tokenizer's, which pad the logits, are unused ones."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     if state["model"]["type"] != "BPE":
         raise CannotConvert(f"a tokenizer must be BPE to be written, got {state['model']['type']!r}")
@@ -109,10 +109,10 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: Any, vocab_size: int) -> None:
     special = {added["id"]: TokenType.CONTROL for added in state["added_tokens"] if added["special"]}
     for token, token_id in tokenizer.get_vocab().items():
         tokens[token_id], types[token_id] = token, special.get(token_id, TokenType.NORMAL)
-    # Older files of tokenizers have "a b" for a merge, newer ones ["a", "b"].
+    # Older tokenizer files write a merge as "a b", newer ones as ["a", "b"].
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
-    # The rule that splits a text before it is merged goes by a name there. Who has another one must send token ids.
+    # llama.cpp knows the rule that splits a text before the merges by a name. Other tokenizers must send token ids.
     writer.add_tokenizer_pre("gpt-2" if state["pre_tokenizer"] == _GPT_2 else "default")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
@@ -144,7 +144,7 @@ def _add_tensors(writer: GGUFWriter, model: Any, family: _Family) -> None:
 
 
 def halves_interleaved(rows: Array, num_heads: int) -> Array:
-    """Reorder the rows of q or k for a rotation of neighbours: the two halves of each head take turns.
+    """Reorders the rows of q or k for a rotation of neighbours: the two halves of each head alternate.
 
     transformers rotates dimension i of a head with i + head_dim / 2, llama.cpp's Llama rotates 2i with 2i + 1.
 

@@ -44,11 +44,11 @@ SIZES: dict[str, tuple[tuple[Size, Size], torch.dtype]] = {
 """Shapes of target and draft, and their number format."""
 ROLES = ("target", "draft")
 COMPLETE = "complete.json"
-"""The file that is written last: without it a folder is half a model."""
+"""The file that is written last: a folder without it is incomplete."""
 FORMAT = 1
-"""Goes up when the weights that are made change."""
+"""Increased when the generated weights change."""
 SHORT = 64
-"""Context, in tokens, beside which a long one shows what reading keys and values costs."""
+"""Context, in tokens, to which a long one is compared: the difference is the cost of reading keys and values."""
 
 
 class GpuWorker:
@@ -63,7 +63,7 @@ class GpuWorker:
         self._tokenizer: Any = None
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return the requests that it answers, by name."""
+        """Returns the requests that it answers, by name."""
         return {
             "make": self.make,
             "prompts": self.prompts,
@@ -73,7 +73,7 @@ class GpuWorker:
         }
 
     def make(self, size: str, weights: str, folder: str) -> dict[str, Any]:
-        """Make the two checkpoints, where they are not there already.
+        """Makes the two checkpoints unless they exist.
 
         Args:
             size: A key of SIZES.
@@ -81,7 +81,7 @@ class GpuWorker:
             folder: Takes a folder for each model.
 
         Returns:
-            The folders by role, the seconds that it took, and the memory that the pair takes.
+            The folders by role, the seconds that it took, and the memory of the pair.
         """
         shapes, dtype = SIZES[size]
         started = time.perf_counter()
@@ -106,11 +106,11 @@ class GpuWorker:
         }
 
     def prompts(self, folder: str, texts: Sequence[str], lengths: Sequence[int], count: int) -> dict[str, Any]:
-        """Make prompts of about so many tokens, each with another beginning and another end.
+        """Makes prompts of about these lengths, each with a different beginning and a different end.
 
         Args:
-            folder: Of the model, for its tokenizer.
-            texts: They stand behind each other in turns.
+            folder: The model's, for its tokenizer.
+            texts: They are concatenated in rotation.
             lengths: In tokens.
             count: Prompts of each length.
         """
@@ -121,7 +121,7 @@ class GpuWorker:
             found[str(length)] = []
             for index in range(count):
                 first = index % len(tokens)
-                # Round again, a few tokens less: neither beginning nor end is that of another prompt.
+                # Rotated, and a few tokens shorter, so that neither beginning nor end equals another prompt's.
                 ids = [*tokens[first]][: len(tokens[first]) - 7 * (index // len(tokens))]
                 behind = 1
                 while len(ids) < length:
@@ -131,7 +131,7 @@ class GpuWorker:
         return {"prompts": found}
 
     def open(self, target: str, draft: str, max_len: int) -> dict[str, Any]:
-        """Load the pair for what others do with it; `max_len`: most tokens of a prompt and its text together."""
+        """Loads the pair for other programs' ways; `max_len`: maximum tokens of a prompt and its text together."""
         model, self._tokenizer = build_hf_model(target, device=self._device)
         assistant, _ = build_hf_model(draft, device=self._device)
         self._hf = HfBaseline(model, assistant, self._tokenizer)
@@ -139,14 +139,14 @@ class GpuWorker:
         return {}
 
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one generation: with `graph` in the options by the plain loop, else as `HfBaseline` does."""
+        """Runs one generation: by the plain loop if `graph` is in the options, otherwise as `HfBaseline` does."""
         assert self._hf is not None
         if options.get("cache_implementation") == "static":
-            # One length for all texts: transformers compiles the model anew for a longer one.
+            # One length for all texts, because transformers compiles the model again for a longer one.
             options = {**options, "max_cache_len": self._max_len}
         if not options.get("graph"):
             return self._hf.generate(request, options)
-        # Made when it is asked for: a graph that cannot be captured here must not take the others with it.
+        # Made on request: a graph that cannot be captured here must not affect the other ways.
         if self._loop is None:
             self._loop = PlainLoop(self._model, self._max_len)
         token_ids = self._tokenizer(request["prompt"])["input_ids"]
@@ -158,7 +158,7 @@ class GpuWorker:
         return {
             "num_prompt_tokens": len(token_ids),
             "token_ids": found["token_ids"],
-            # The steps are alike.
+            # All steps are alike.
             "chunks": [(first_s + place * step_s, 1) for place in range(len(found["token_ids"]))],
             "duration_s": duration_s,
             "rounds": {"num_rounds": len(found["token_ids"])},
@@ -174,7 +174,7 @@ class GpuWorker:
         num_repeats: int,
         is_draft: bool,
     ) -> dict[str, Any]:
-        """Measure forwards by rows, the products in them, sessions by number and context, draws, and loops of steps.
+        """Measures forwards by rows, the products in them, sessions by number and context, draws, and loops of steps.
 
         Args:
             model: Its folder.
@@ -183,7 +183,7 @@ class GpuWorker:
             sessions: Numbers of sessions, each with a row of a forward.
             context: Tokens that are in the caches already.
             num_repeats: How often each is measured; results are medians.
-            is_draft: True if it makes several steps at once in services.
+            is_draft: True if the model makes several steps at once in services.
 
         Returns:
             Milliseconds by number, and rates in GB/s.
@@ -213,7 +213,7 @@ class GpuWorker:
         }
 
     def _num_product_weights(self, folder: str) -> int:
-        """Count the weights of the products of all layers."""
+        """Counts the weights of the products of all layers."""
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         heads = config["num_attention_heads"] + config["num_key_value_heads"]
         attention = 2 * config["hidden_size"] * config["head_dim"] * heads
@@ -222,7 +222,7 @@ class GpuWorker:
 
     @torch.inference_mode()
     def _draws(self, vocab_size: int, rows: Sequence[int], num_repeats: int) -> dict[str, dict[int, float]]:
-        """Measure draws by temperature and rows, in microseconds, with the copy of their results."""
+        """Measures draws by temperature and rows, in microseconds, with the copy of their results."""
         generator = torch.Generator(self._device).manual_seed(0)
         found: dict[str, dict[int, float]] = {}
         sampler = Sampler()
@@ -233,7 +233,7 @@ class GpuWorker:
                 logits = 3 * torch.randn(count, vocab_size, device=self._device, generator=generator)
                 for repeat in range(num_repeats + 2):
                     started = time.perf_counter()
-                    # Indices that were not drawn before: noise of one that was is kept.
+                    # Indices that were not drawn before, because noise is cached.
                     sampler.draw(logits, [params] * count, range(repeat * count, (repeat + 1) * count))
                     if repeat >= 2:
                         times.setdefault(count, []).append(1e6 * (time.perf_counter() - started))
@@ -242,7 +242,7 @@ class GpuWorker:
 
 
 def main() -> None:
-    """Runs the worker. A device that is not there is said in its hello."""
+    """Runs the worker. A missing device is reported in its hello."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", required=True)
     device = parser.parse_args().device

@@ -29,7 +29,7 @@ _ASSISTANT_DEFAULTS = {
 
 
 class _Clock(BaseStreamer):
-    """Records the time when `generate` hands tokens out: the prompt first, then the tokens of each forward."""
+    """Records when `generate` hands out tokens: the prompt first, then the tokens of each forward."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
@@ -43,7 +43,7 @@ class _Clock(BaseStreamer):
             self._watch.note(value.numel())
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Does nothing."""
 
 
 class HfBaseline:
@@ -51,18 +51,18 @@ class HfBaseline:
 
     def __init__(self, target: Any, draft: Any, tokenizer: Any) -> None:
         self._target, self._draft, self._tokenizer = target, draft, tokenizer
-        # Weights come with a generation config: sampling defaults and an end-of-sequence token that the benchmark does
-        # not ask for.
+        # Weights come with a generation config: defaults of the sampling and an end-of-sequence token, which the
+        # benchmark does not want.
         for model in (target, draft):
             model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one generation, and time it."""
+        """Runs one generation, and times it."""
         arguments = dict(options)
         assistant = arguments.pop("assistant", None)
         if assistant is not None:
-            # transformers reads these from the assistant's own config, and keeps what it learned there from call to
+            # transformers reads these from the assistant's own config, and keeps there what it learns from call to
             # call.
             self._draft.generation_config.update(**(_ASSISTANT_DEFAULTS | assistant))
             arguments["assistant_model"] = self._draft
@@ -84,7 +84,7 @@ class HfBaseline:
         duration_s = watch.elapsed_s()
         num_prompt_tokens = prompt["input_ids"].shape[1]
         token_ids = output[0, num_prompt_tokens:].tolist()
-        # Each forward has one row that is no draft; the first has the prompt beside it.
+        # Each forward has one row that is no draft; the first also has the prompt.
         num_drafted = sum(rows) - len(rows) - (num_prompt_tokens - 1)
         return {
             "num_prompt_tokens": num_prompt_tokens,
@@ -102,7 +102,7 @@ class HfBaseline:
 
 @contextmanager
 def _counted_rows(model: Any) -> Iterator[list[int]]:
-    """Notes the number of rows of each forward."""
+    """Records the number of rows of each forward."""
     rows: list[int] = []
 
     def note(_module: Any, _arguments: Any, keywords: Mapping[str, Any]) -> None:

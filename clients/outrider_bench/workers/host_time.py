@@ -48,40 +48,41 @@ from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
 
 WAYS = ("alone", "off", "speculator", "in-process")
-"""Plain decoding by the target's engine alone, with nobody else at the interpreter; the same beside the event loop, as
-in a service; a speculator in a process of its own, and one in the verifier's process."""
+"""Plain decoding by the target's engine alone, without other threads at the interpreter; the same next to the event
+loop, as in a service; a speculator in its own process, and one in the verifier's process."""
 MAX_NUM_SESSIONS = 64
 SHAPES = (Shape(128), Shape(MAX_NUM_SESSIONS * 64))
-"""Those of forwards that decode, and of those that read prompts, all of them at once."""
+"""Shapes of forwards that decode, and of forwards that read the prompts of all sessions at once."""
 QUERIES_PER_KEY = 4
-"""Those of Qwen3-8B."""
+"""That of Qwen3-8B."""
 WARM_UP_TOKENS = 64
 SPIN_S = 2e-4
-"""Time before the end of a wait from which on it is looked at without a pause."""
+"""Time before the end of a wait from which on it polls without a pause."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class StubDevice:
-    """A device that works on by itself, with the same time for all forwards of as many rows. It has a stopwatch."""
+    """A device that works asynchronously, and takes the same time for all forwards of equally many rows. Has a
+    stopwatch."""
 
     def __init__(self, forward_ms: float, row_us: float = 0.0) -> None:
         """
         Args:
             forward_ms: Time of each forward.
-            row_us: Time of each of its rows beside that.
+            row_us: Additional time of each of its rows.
         """
         self._forward_ms, self._row_us = forward_ms, row_us
         self.busy_s = 0.0
-        """Time that all forwards so far take."""
+        """Total time of all forwards so far."""
         self.free_at = 0.0
-        """Time at which it has done all that it was asked for."""
+        """Time at which it will have finished all queued work."""
 
     def forward_ms(self, num_rows: int) -> float:
-        """Return the time of a forward."""
+        """Returns the time of a forward."""
         return self._forward_ms + self._row_us * num_rows / 1e3
 
     def begin(self, num_rows: int) -> None:
-        """Ask for a forward."""
+        """Queues a forward."""
         time_s = self.forward_ms(num_rows) / 1e3
         self.busy_s += time_s
         self.free_at = max(time.perf_counter(), self.free_at) + time_s
@@ -96,7 +97,7 @@ class StubTiming:
 
     def __init__(self, device: StubDevice) -> None:
         self._device = device
-        # As an event does: now, or behind all that was asked for before.
+        # Like an event: now, or after everything that is queued.
         self._begun = self._ended = max(time.perf_counter(), device.free_at)
 
     def stop(self) -> None:
@@ -109,7 +110,7 @@ class StubTiming:
 
 
 class LateTokens(DrawnTokens):
-    """Tokens that are there at a time, not before."""
+    """Tokens that become available at a given time."""
 
     def __init__(self, on_device: Tensor, at: float) -> None:
         super().__init__(on_device)
@@ -117,7 +118,7 @@ class LateTokens(DrawnTokens):
 
     def wait(self) -> list[int]:
         """See `DrawnTokens`."""
-        # Sleep comes too late by some time; a device is waited for to the microsecond, without the interpreter.
+        # Sleep overshoots, so the end of the wait is polled, to the microsecond and without holding the interpreter.
         time.sleep(max(0.0, self._at - time.perf_counter() - SPIN_S))
         while time.perf_counter() < self._at:
             time.sleep(0)
@@ -125,7 +126,7 @@ class LateTokens(DrawnTokens):
 
 
 class StubSampler(Sampler):
-    """A sampler whose draws are there when the device has done what it was asked for."""
+    """A sampler whose draws are available when the device has finished its queue."""
 
     def __init__(self, device: StubDevice) -> None:
         super().__init__()
@@ -166,27 +167,27 @@ class StubRunner:
 
 
 class Cost(NamedTuple):
-    """Costs of a forward of the target with all that belongs to it, in milliseconds."""
+    """Costs of a target forward, including all work for it, in milliseconds."""
 
     wall_ms: float
     device_ms: float
     """Time that the device took."""
     gap_ms: float
-    """Mean time from the end of a forward until the next one is asked for: what a GPU waits for. Rounds that wait for
-    drafts have none."""
+    """Mean time from the end of a forward until the next one is queued, which is a GPU's idle time. Rounds that wait
+    for drafts are excluded."""
     engine_cpu_ms: float
-    """CPU time of the thread that the target's engine is."""
+    """CPU time of the target engine's thread."""
     verifier_cpu_ms: float
     speculator_cpu_ms: float
-    """CPU time of a speculator in a process of its own; the one in process is part of the verifier's."""
+    """CPU time of a speculator in its own process; an in-process one is part of the verifier's."""
     tokens: float
     """Tokens of all sessions."""
 
 
 def stub_model(name: str, device: StubDevice) -> LoadedModel:
-    """Load a demo model and take its arithmetic away."""
+    """Loads a demo model and removes its arithmetic."""
     model = load_model(name, dtype="float32", num_tokens=MAX_NUM_SESSIONS * 1024, num_sessions=MAX_NUM_SESSIONS)
-    return replace(model, runner=StubRunner(model.runner, device))  # type: ignore[arg-type]  # it runs as one does
+    return replace(model, runner=StubRunner(model.runner, device))  # type: ignore[arg-type]  # has what a runner has
 
 
 async def measure(
@@ -197,15 +198,15 @@ async def measure(
     forward_ms: float = 0.0,
     row_us: float = 0.0,
 ) -> Cost:
-    """Run so many generations side by side, after a short one of each.
+    """Runs so many concurrent generations, after a short one of each.
 
     Args:
         way: One of `WAYS`.
-        num_sessions: Generations.
+        num_sessions: Number of generations.
         num_tokens: Tokens of each.
-        method: That of the ways that draft.
+        method: Method of the ways that draft.
         forward_ms: Time of each of the target's forwards.
-        row_us: Time of each of their rows beside that.
+        row_us: Additional time of each of their rows.
     """
     target = StubDevice(forward_ms, row_us)
     if way == "alone":
@@ -237,18 +238,18 @@ async def measure(
 
 
 def _times_of(device: StubDevice) -> dict[int, float]:
-    """Return the times of forwards by rows, as an engine would have measured them; of a device that takes no time some,
-    for there are none without."""
+    """Returns the times of forwards by rows, as an engine would have measured them; for a device that takes no time,
+    made-up ones, because they must be positive."""
     return {num_rows: device.forward_ms(num_rows) or 5.0 for num_rows in (1, 1024)}
 
 
 def use_device(engine: Engine, device: StubDevice) -> None:
-    """Have an engine work as on this device, which works on by itself as a GPU does."""
+    """Makes an engine use this device, which works asynchronously as a GPU does."""
     engine.overlaps, engine.stopwatch, engine.sampler = True, device, StubSampler(device)
 
 
 def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Cost:
-    """Step an engine by hand whose verdicts go nowhere."""
+    """Steps by hand an engine whose verdicts go nowhere."""
     model = stub_model("demo/target", device)
     loop = SimpleNamespace(call_soon_threadsafe=lambda *_: None)
     engine = Engine(
@@ -270,7 +271,8 @@ def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Co
 
 
 def _counted(engine: Engine, device: StubDevice) -> tuple[int, float, int, float]:
-    """Return the forwards so far and their time, the gaps between them and their time, in seconds."""
+    """Returns the number of forwards so far and their time, the number of gaps between them and their time, in
+    seconds."""
     counts = engine.counts
     return counts.forwards.num_observations, device.busy_s, counts.gaps.num_observations, counts.gaps.total
 
@@ -291,7 +293,7 @@ def _cost(
 
 
 def _times_s(process: subprocess.Popen[str] | None) -> tuple[float, float, float, float]:
-    """Return the time by the clock, and the CPU time of the engine's thread, of this process and of the other."""
+    """Returns the wall-clock time, and the CPU time of the engine's thread, of this process and of the other one."""
     engine = next(thread for thread in threading.enumerate() if thread.name == "verifier-engine")
     assert engine.ident is not None, "it runs"
     engine_s = time.clock_gettime(time.pthread_getcpuclockid(engine.ident))
@@ -325,7 +327,7 @@ def _spec(method: Method, number: int, num_tokens: int, vocab_size: int) -> Sess
 
 @contextmanager
 def _speculator(way: str) -> Iterator[tuple[str, subprocess.Popen[str] | None]]:
-    """Run a speculator in a process of its own, if the way asks for one; give its address, and the process."""
+    """Runs a speculator in its own process if the way needs one; yields its address, and the process."""
     if way != "speculator":
         yield "", None
         return
@@ -333,7 +335,7 @@ def _speculator(way: str) -> Iterator[tuple[str, subprocess.Popen[str] | None]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            # It says what it is at first.
+            # Before its address it prints the steps of its start.
             lines = (line.strip() for line in process.stdout)
             yield next(line for line in lines if not line.startswith("step: ")), process
         finally:
@@ -343,13 +345,13 @@ def _speculator(way: str) -> Iterator[tuple[str, subprocess.Popen[str] | None]]:
 def _cpu_s(process: subprocess.Popen[str] | None) -> float:
     if process is None:
         return 0.0
-    # The second field is a name in brackets, which may hold blanks.
+    # The second field is a name in parentheses, which may contain blanks.
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 async def _serve() -> None:
-    """Serve drafts of the stub until the process is killed."""
+    """Serves drafts of the stub until the process is killed."""
     settings = SpeculatorSettings.model_validate({"max_num_sessions": MAX_NUM_SESSIONS, "keep_warm_ms": 0})
     service = SpeculatorService(settings, stub_model("demo/draft", StubDevice(0.0)))
     await service.load()
@@ -363,7 +365,7 @@ async def _serve() -> None:
 
 
 def chosen_ways(parser: argparse.ArgumentParser, names: str, known: Collection[str]) -> list[str]:
-    """Return the ways of a list with commas; end the process with an error if there is another one than those known."""
+    """Returns the ways of a comma-separated list; ends the process with an error if one is unknown."""
     ways = names.split(",")
     if unknown := set(ways) - set(known):
         parser.error(f"--ways must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
@@ -371,14 +373,14 @@ def chosen_ways(parser: argparse.ArgumentParser, names: str, known: Collection[s
 
 
 def run_as_services_do() -> None:
-    """Set up this process, which logs nothing but warnings."""
+    """Sets up this process, which logs nothing but warnings."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def main() -> None:
-    """Print a table."""
+    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", default="1,8,32")
     parser.add_argument("--ways", default=",".join(WAYS), help="of " + ", ".join(WAYS))

@@ -32,13 +32,13 @@ ANSWER_TIMEOUT_S = 50.0
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 5.0
 _MAX_CONTEXT_LEN = 4096
-"""Tokens of the cache that a server sets aside at its start: prompts of the benchmark are far shorter."""
+"""Tokens of the cache that a server allocates at its start; prompts of the benchmark are far shorter."""
 _MOST_DRAFTED = ("--spec-draft-n-max", "--draft-max")
 """Names of one flag, in newer and in older releases."""
 
 
 class NotALlamaServer(ValueError):
-    """The program is not a llama-server, or one that knows no draft models. The message names the flag."""
+    """The program is no llama-server, or one without draft models. The message names the flag."""
 
 
 class ServerFailed(RuntimeError):
@@ -49,12 +49,12 @@ class LlamaServer:
     """Runs one `llama-server`, which answers one request at a time."""
 
     def __init__(self, command: Sequence[str], cores: Collection[int], log: Path) -> None:
-        """Starts it without waiting for anything.
+        """Starts it, and waits for nothing.
 
         Args:
-            command: The program and its flags, but for the address.
+            command: The program and its flags, except the address.
             cores: Cores of all its threads; empty means any.
-            log: File that takes what it prints.
+            log: File for its output.
         """
         self._log = log
         self._port = free_port()
@@ -65,11 +65,12 @@ class LlamaServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                process_group=0,  # Ctrl-C in the terminal shall not reach it before us
+                process_group=0,  # so that Ctrl-C in the terminal does not reach it before us
             )
 
     def wait_serving(self) -> None:
-        """Returns when it has loaded its models. Raises ServerFailed if it ends, or not within START_TIMEOUT_S."""
+        """Returns when it has loaded its models. Raises ServerFailed if it ends, or takes longer than
+        START_TIMEOUT_S."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._is_serving():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -93,7 +94,7 @@ class LlamaServer:
         return found
 
     def stop(self) -> None:
-        """Ends it: kindly, then by force."""
+        """Ends it: first it asks, then it kills."""
         self._process.terminate()
         try:
             self._process.wait(_STOP_TIMEOUT_S)
@@ -117,7 +118,7 @@ class LlamaServer:
 
 
 class LlamaCppPeer:
-    """Holds the pair as files, and the servers that have loaded it."""
+    """The pair as files, and the servers that have loaded it."""
 
     def __init__(self, target: Any, draft: Any, tokenizer: Any, stack: ExitStack) -> None:
         """Writes the files.
@@ -144,9 +145,9 @@ class LlamaCppPeer:
 
         Args:
             program: Path of llama-server.
-            cores: Cores of each server, which shares them between its models as it pleases; empty means any.
-            settings: `max_drafted` tokens of the draft model at a time, as long as it is `min_probability` sure of the
-                next one; an empty setting has no draft model.
+            cores: Cores of each server, which its models share; empty means any.
+            settings: At most `max_drafted` tokens of the draft model at a time, while it is `min_probability` sure of
+            the     next one; an empty setting has no draft model.
 
         Raises:
             NotALlamaServer: The program is something else.
@@ -163,7 +164,7 @@ class LlamaCppPeer:
         return {}
 
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one generation, and time it."""
+        """Runs one generation, and times it."""
         watch = Stopwatch()
         prompt = self._codec.encode(request["prompt"])
         answer = self._servers[_key_of(options)].complete(completion_request(prompt, request))
@@ -173,7 +174,7 @@ class LlamaCppPeer:
         return {
             "num_prompt_tokens": len(prompt),
             "token_ids": token_ids,
-            # The answer comes whole: in a stream, tokens that end within a character would be missing.
+            # The answer comes as a whole: a stream would lack tokens that end within a character.
             "chunks": [],
             "duration_s": duration_s,
             "rounds": {
@@ -187,7 +188,8 @@ class LlamaCppPeer:
     def _flags(self, known: str, cores: Collection[int]) -> list[str]:
         flags = ["--model", str(self._folder / "target.gguf"), "--ctx-size", str(self._context_len), "--parallel", "1"]
         flags += ["--threads", str(len(set(cores)))] if cores else []
-        # It would keep the prompts of earlier requests: as many copies of the cache, for prompts that never come again.
+        # Otherwise it would keep the prompts of earlier requests: many copies of the cache, for prompts that never
+        # recur.
         return flags + (["--cache-ram", "0"] if "--cache-ram" in known else [])
 
     def _draft_flags(self, known: str, setting: Mapping[str, Any]) -> list[str]:
@@ -196,14 +198,14 @@ class LlamaCppPeer:
         most = next(flag for flag in _MOST_DRAFTED if flag in known)
         flags = ["--model-draft", str(self._folder / "draft.gguf"), most, str(setting["max_drafted"])]
         flags += ["--draft-p-min", str(setting["min_probability"])]
-        # Newer releases draft in several ways, and with a model only if they are told to.
+        # Newer releases have several ways to draft, and use a model only if they are told to.
         return flags + (["--spec-type", "draft-simple"] if "--spec-type" in known else [])
 
 
 def completion_request(prompt: Sequence[int], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the body of a request to /completion: plain sampling, every prompt anew, as many tokens as are asked for.
+    """Makes the body of a request to /completion: plain sampling, no cached prompt, exactly the requested tokens.
 
-    The prompt is token ids, so that llama.cpp's own rules of splitting a text do not matter.
+    The prompt is token ids, so that llama.cpp's own splitting rules do not matter.
     """
     return {
         "prompt": list(prompt),
@@ -219,7 +221,7 @@ def completion_request(prompt: Sequence[int], request: Mapping[str, Any]) -> dic
 
 
 def _flags_of(program: str) -> str:
-    """Return the text that lists the flags of a llama-server. Raises NotALlamaServer."""
+    """Returns the text that lists the flags of a llama-server. Raises NotALlamaServer."""
     rule = "a llama-server that takes --model-draft"
     try:
         done = subprocess.run(

@@ -18,32 +18,33 @@ MODELS = {
 MEMORIES_GB = (24, 48, 80, 141)
 CONTEXTS = (2048, 8192, 32_768)
 LIBRARIES_BYTES = 10**9
-"""Memory that CUDA and its libraries take, about."""
+"""Approximate memory of CUDA and its libraries."""
 NUM_BYTES = 2
 """Bytes of a number in bfloat16."""
 
 
 def num_parameters(size: Size) -> int:
-    """Count the weights of a model, its norms left out."""
+    """Counts the weights of a model, except its norms."""
     attention = 2 * size.hidden_size * size.head_dim * (size.num_heads + size.num_key_value_heads)
     layer = attention + 3 * size.hidden_size * size.intermediate_size
     return size.num_layers * layer + size.vocab_size * size.hidden_size * (1 if size.is_tied else 2)
 
 
 def bytes_per_token(size: Size) -> int:
-    """Return the bytes of a token's keys and values in all layers."""
+    """Returns the bytes of a token's keys and values in all layers."""
     return 2 * size.num_layers * size.num_key_value_heads * size.head_dim * NUM_BYTES
 
 
 def num_sessions(size: Size, memory_gb: int, context: int) -> int:
-    """Return how many sessions of so many tokens the pool of a verifier holds; 0 where the model does not fit."""
+    """Returns how many sessions of so many tokens fit into the pool of a verifier; 0 if the model itself does not
+    fit."""
     free = memory_gb * 10**9 - LIBRARIES_BYTES - NUM_BYTES * num_parameters(size)
     # The last block of a session is seldom full.
     return max(0, int(DEVICE_MEMORY_SHARE * free / bytes_per_token(size) / (context + TILE)))
 
 
 def table() -> str:
-    """Return the table in Markdown: a row for each model, a column for each size of memory."""
+    """Returns the table in Markdown: a row for each model, a column for each size of memory."""
     columns = ["model", "weights, GB", "KiB a token", *(f"{memory} GB" for memory in MEMORIES_GB)]
     lines = [f"| {' | '.join(columns)} |", f"|---|{'---:|' * (len(columns) - 1)}"]
     for name, size in MODELS.items():

@@ -32,13 +32,13 @@ NUM_ROWS = 13
 """Rows of a session: the root of a tree and 12 nodes, or as long a chain."""
 CONTEXT = 1000
 QUERIES_PER_KEY = 4
-"""Those of Qwen3-8B."""
+"""That of Qwen3-8B."""
 VOCAB_SIZE = 1000
 FORMS = ("chain", "tree", "loop")
 
 
 def a_tree(rng: random.Random, num_rows: int) -> list[Node]:
-    """Grow a tree behind a text, and return its nodes but the root."""
+    """Grows a tree after a text, and returns its nodes except the root."""
     tree = DraftTree([0] * CONTEXT, VOCAB_SIZE)
     nodes = [tree.root]
     while len(nodes) < num_rows:
@@ -50,13 +50,13 @@ def a_tree(rng: random.Random, num_rows: int) -> list[Node]:
 
 
 class HostLoop(DraftLoop):
-    """A loop of a draft model that lays its steps out as for a GPU, and runs none: all that it finds is token 0."""
+    """A draft model's loop that lays its steps out as for a GPU, and runs none: it finds only tokens 0."""
 
     def __init__(self, pool: KVPool, max_context_len: int, vocab_size: int) -> None:
         """
         Args:
-            pool: That of the sessions' caches.
-            max_context_len: Most tokens of a session.
+            pool: The pool of the sessions' caches.
+            max_context_len: Maximum tokens of a session.
             vocab_size: Token ids are below it.
         """
         shapes = [Shape(rows) for rows in BUCKETS]
@@ -75,7 +75,7 @@ def _not_launched(*_arguments: object) -> Tensor:
 
 
 class Round:
-    """Lays out the rows of some sessions again and again."""
+    """Lays out the rows of some sessions repeatedly."""
 
     def __init__(self, form: str, num_sessions: int) -> None:
         rng = random.Random(1)
@@ -94,7 +94,7 @@ class Round:
             self._sessions.append((cache, a_tree(rng, NUM_ROWS)))
 
     def segments(self) -> list[Segment]:
-        """Make the segments of a round."""
+        """Makes the segments of a round."""
         if self._loop is not None:
             return [Segment(cache, [0], 1) for cache, _ in self._sessions]
         if not self._is_tree:
@@ -102,7 +102,7 @@ class Round:
         return [Segment.of_tree(cache, [0], nodes, num_logits=NUM_ROWS) for cache, nodes in self._sessions]
 
     def pack(self, segments: Sequence[Segment]) -> None:
-        """Lay them out."""
+        """Lays them out."""
         if self._loop is not None:
             self._loop.run(segments, self._params, [0] * len(segments), NUM_ROWS - 1)
             for segment in segments:
@@ -116,7 +116,7 @@ class Round:
 
 
 def measure(form: str, num_sessions: int, num_repeats: int = 200) -> tuple[float, float]:
-    """Return the median times of making the segments and of laying them out, in milliseconds."""
+    """Returns the median times of making the segments and of laying them out, in milliseconds."""
     round_ = Round(form, num_sessions)
     made, packed = [], []
     for _ in range(num_repeats):
@@ -130,7 +130,7 @@ def measure(form: str, num_sessions: int, num_repeats: int = 200) -> tuple[float
 
 
 def main() -> None:
-    """Print a table."""
+    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", default="1,8,32")
     options = parser.parse_args()

@@ -36,13 +36,13 @@ from outrider_bench.workers.simulated_pair import Simulation
 from outrider_bench.workers.worker import Handler, pin, serve
 
 POOL_TOKENS = 16_384
-"""Room for a few texts: the services beside this worker have pools of their own."""
+"""Room for a few texts: the services next to this worker have pools of their own."""
 NUM_WARM_UPS = 2
 """The first forwards choose kernels and warm caches."""
 
 
 class Pair:
-    """Both models in one process, and what can be seen of them there."""
+    """Both models in one process, and what can be observed there."""
 
     def __init__(self, target: LoadedModel, draft: LoadedModel) -> None:
         self._target, self._draft = target.runner, draft.runner
@@ -52,18 +52,18 @@ class Pair:
 
     @torch.inference_mode()
     def watch(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Generate a text by plain decoding, and compare the draft model with the target at each of its tokens.
+        """Generates a text by plain decoding, and compares the draft model with the target at each of its tokens.
 
         Returns:
-            `prompt_token_ids`, `token_ids`, and for each token of the text: `shared_noise` and `own_choice`, 1 where
-            the draft model's choice is the target's token, with the target's noise and without; `kept`, the probability
+            `prompt_token_ids`, `token_ids`, and for each token of the text: `shared_noise` and `own_choice`, 1 if the
+            draft model's choice is the target's token, with the target's noise and without; `kept`, the probability
             min(1, q/p) that the token was a kept draft, had it been drawn by the ratio rule; and `overlap`, 1 - TV.
         """
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
         prompt = self._codec.encode(request["prompt"])
         token_ids, target_logits = self._decode(prompt, params, request["max_tokens"])
         cache = self._draft.new_cache()
-        # The row of a token says the next one: the rows that count begin with the prompt's last.
+        # The row of a token predicts the next one, so the rows that count begin with the prompt's last one.
         draft_logits = self._draft.forward([Segment(cache, [*prompt, *token_ids[:-1]], len(token_ids))])
         cache.clear()
         each = [params] * len(token_ids)
@@ -80,10 +80,10 @@ class Pair:
         }
 
     def measure(self, target_rows: list[int], draft_rows: list[int], context: int, num_turns: int) -> dict[str, Any]:
-        """Measure the median times of forwards by their number of rows, in milliseconds of this thread's CPU time.
+        """Measures the median times of forwards by their number of rows, in milliseconds of this thread's CPU time.
 
-        All rows of both models take turns. On a machine that is shared, the clock on the wall would count the others'
-        work too; on one that is not, both are the same.
+        All rows of both models take turns. On a shared machine, the wall clock would also count others' work; otherwise
+        both clocks agree.
         """
         caches = {name: runner.new_cache() for name, runner in self._runners.items()}
         for name, runner in self._runners.items():
@@ -131,7 +131,7 @@ class Pair:
 
 
 def _timed(runner: Runner, cache: KVCache, num_rows: int) -> float:
-    """Returns the CPU time of one forward, in milliseconds; the cache is as before."""
+    """Returns the CPU time of one forward, in milliseconds; the cache is left unchanged."""
     length, began = cache.length, time.thread_time()
     runner.forward([Segment(cache, [1] * num_rows, num_rows)])
     taken_ms = 1e3 * (time.thread_time() - began)
@@ -140,7 +140,7 @@ def _timed(runner: Runner, cache: KVCache, num_rows: int) -> float:
 
 
 class Replay:
-    """Replays texts through the simulated pair: real sessions and policies, and a made-up clock."""
+    """Replays texts through the simulated pair: real sessions and policies, with a made-up clock."""
 
     def __init__(self, draft: LoadedModel) -> None:
         self._draft = draft
@@ -155,17 +155,17 @@ class Replay:
         costs: dict[str, Any],
         policy_ms: float,
     ) -> dict[str, Any]:
-        """Run every text once, after one that warms up and shows what the method's policy takes of a processor.
+        """Runs every text once, after one that warms up and shows the CPU time of the method's policy.
 
         Args:
-            texts: Each with `prompt_token_ids`, `token_ids` and `seed`; longer than `max_tokens` by what may be drafted
-                beyond the end.
+            texts: Each with `prompt_token_ids`, `token_ids` and `seed`. They are longer than `max_tokens`, by what may
+            be     drafted beyond the end.
             temperature: Of the sampling.
             max_tokens: Tokens of a text that are generated.
             options: Method and fields of `SpeculationParams`, as a request has them.
             costs: Fields of `Costs`; `target_ms` by rows.
-            policy_ms: Time beside a draft forward that is in these costs already. A policy that takes longer for its
-                trees, as one with a wide beam does, makes each forward so much longer.
+            policy_ms: Time besides a draft forward that these costs already include. A policy that needs longer for its
+                trees, as one with a wide beam does, makes each forward longer by the difference.
 
         Returns:
             `tokens_per_round`, and `text_ms`, the time of each text.
@@ -178,7 +178,7 @@ class Replay:
         slower_ms = max(0.0, warm_up.policy_ms - policy_ms)
         simulation = Simulation(self._draft, replace(nominal, draft_ms=nominal.draft_ms + slower_ms))
         text_ms, num_rounds = list[float](), 0
-        # The first one twice: a server has seen drafts before, and scores them by what it has seen.
+        # The first one twice: a server has seen drafts before, and has calibrated their scores.
         for number, text in enumerate([texts[0], *texts]):
             taken_ms, of_text = self._generate(simulation, text, temperature, max_tokens, params)
             if number:
@@ -202,16 +202,16 @@ class Replay:
 
 
 def resolved(options: Mapping[str, Any]) -> SpeculationParams:
-    """Returns what a verifier with its default settings makes of a request."""
+    """Returns a request as a verifier with its default settings reads it."""
     limits, message = limits_of(VerifierSettings.model_validate({})), to_proto(Request("", 0.0, 0, 1), options)
     return speculation_from_proto(message.speculation, limits.defaults, limits.speculation)
 
 
 def difference_of(target: Any, draft: Any) -> str:
-    """Say in one line how the draft model's tokenizer differs from the target's; empty if it does not.
+    """Says in one line how the draft model's tokenizer differs from the target's; empty if it does not.
 
     Args:
-        target: A `LoadedModel`, or whatever else has a `tokenizer`, a `tokenizer_hash` and a `vocab_size`.
+        target: A `LoadedModel`, or anything else with a `tokenizer`, a `tokenizer_hash` and a `vocab_size`.
         draft: The same.
     """
     if target.tokenizer_hash == draft.tokenizer_hash:
@@ -237,14 +237,14 @@ def main() -> None:
 
 
 def _open(flags: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Handler]]:
-    """Returns what the worker says first, and its operations: none, where it says why the models are refused."""
+    """Returns the worker's hello and its operations; there are none if the hello says why the models are refused."""
     pin(flags.core)
     try:
         draft = load_model(flags.draft, dtype=flags.draft_dtype, num_tokens=POOL_TOKENS)
         handlers: dict[str, Handler] = {"replay": Replay(draft).replay}
         if flags.target is None:
             return {}, handlers
-        # As the verifier has it: exact rows take their time, and decide the text.
+        # As in the verifier: exact rows take their time, and decide the text.
         target = load_model(flags.target, dtype=flags.dtype, exact="auto", num_tokens=POOL_TOKENS)
     except (UnsupportedModel, OSError) as error:
         return {"refused": f"{flags.target} and {flags.draft}: {str(error).splitlines()[0]}"}, {}

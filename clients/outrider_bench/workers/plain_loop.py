@@ -1,7 +1,7 @@
-"""A plain loop of greedy decoding in one CUDA graph: what a model can do without a server, without speculation.
+"""A plain loop of greedy decoding in one CUDA graph: the speed of a model without a server and without speculation.
 
 Everything has a fixed place, as in gpt-fast: keys and values of the longest text, the token, its position. A step reads
-and writes these and nothing else, so a graph can replay it. On a CPU the same step runs as it is.
+and writes only these, so a graph can replay it. On a CPU the same step runs as it is.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PlainLoop:
     def __init__(self, model: Any, max_len: int) -> None:
         """
         Args:
-            model: Its weights are used, its code is not.
-            max_len: Most tokens of a prompt and its text together.
+            model: Only its weights are used, not its code.
+            max_len: Maximum tokens of a prompt and its text together.
         """
         config, inner = model.config, model.base_model
         max_len = -(-max_len // 8) * 8  # the mask of fast kernels is aligned
@@ -42,7 +42,7 @@ class PlainLoop:
 
     @torch.inference_mode()
     def generate(self, token_ids: Sequence[int], num_tokens: int) -> dict[str, Any]:
-        """Continues a prompt. Returns the tokens, and the seconds that those after the first one took."""
+        """Continues a prompt. Returns the tokens, and the seconds for those after the first one."""
         prompt = torch.tensor(token_ids, device=self._device)
         self._token.copy_(self._next(prompt, self._places[: len(token_ids)]))
         self._position.fill_(len(token_ids))
@@ -53,12 +53,12 @@ class PlainLoop:
                 self._step()
             else:
                 self._graph.replay()
-            # Read at once: a server must see a token before it can stop.
+            # Read at once, because a server must see a token before it can stop.
             found.append(self._token.item())
         return {"token_ids": found, "decode_s": time.perf_counter() - started}
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        # Libraries choose their kernels in the first calls, beside which nothing may be captured.
+        # Libraries choose their kernels in the first calls, during which nothing may be captured.
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for _ in range(3):
@@ -74,7 +74,7 @@ class PlainLoop:
         self._position.add_(1)
 
     def _next(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Computes the most probable token behind some that stand at positions: [1]."""
+        """Computes the most probable token after tokens at these positions: [1]."""
         hidden = functional.embedding(token_ids, self._inner.embed_tokens.weight)
         turns = self._turns[:, positions]
         # [rows, places]: all places up to a row's own.
@@ -101,7 +101,7 @@ class PlainLoop:
         self._cache[0, index].index_copy_(1, positions, _turned(keys, turns).transpose(0, 1))
         self._cache[1, index].index_copy_(1, positions, values.transpose(0, 1))
         seen_keys, seen_values = self._cache[:, index]
-        # Queries of one group are rows of one head: kernels with a mask know no groups.
+        # Queries of one group are rows of one head, because kernels with a mask know no groups.
         num_rows, num_keys = len(normed), len(seen_keys)
         grouped = _turned(queries, turns).view(num_rows, num_keys, -1, self._head_dim).permute(1, 2, 0, 3)
         num_grouped = grouped.shape[1]

@@ -49,7 +49,7 @@ from outrider_bench.workers.host_time import (
 from outrider_bench.workers.packing_time import HostLoop
 
 OWN_SOURCES = (Source.RECYCLED, Source.POOL)
-"""Sources of what is retrieved that need no datastore."""
+"""Sources of retrieval that need no datastore."""
 _IN_TURNS = SpeculationParams(BEST_FIRST, 12, 64, rows=Rows.TREE, own=(BestFirstParams(serial=True),))
 WAYS = {
     "off": SpeculationParams(OFF),
@@ -61,10 +61,10 @@ WAYS = {
     "retrieval": SpeculationParams(RETRIEVAL, 12, 64, sources=OWN_SOURCES),
     "retrieving": replace(_IN_TURNS, retrieval=True, sources=OWN_SOURCES),
 }
-"""Parameters by their names: `best-first` takes turns with the target, as it does on such a GPU; `ahead` is the same
-method where it drafts meanwhile, and `retrieving` where it retrieves besides."""
+"""Parameters by name: `best-first` takes turns with the target, as it does on such a GPU; `ahead` is the same method
+while it drafts ahead, and `retrieving` while it also retrieves."""
 SHARPNESS = 3.0
-"""Factor of the logits of the table: without it neither model is sure of anything."""
+"""Factor of the table's logits: without it neither model would be sure of anything."""
 SURER, LESS_SURE = 1.5, 0.25
 """Logits that the draft model adds to its best token where it is right, and to another one where it is not."""
 
@@ -76,10 +76,10 @@ class SharedDevice(StubDevice):
         """
         Args:
             forward_ms: Time of each of the target's forwards.
-            row_us: Time of each of their rows beside that.
+            row_us: Additional time of each of their rows.
             draft_ms: Time of a step of the draft model.
-            draft_row_us: Time of each of its sessions beside that.
-            slowed: Factor of that time beside a forward of the target.
+            draft_row_us: Additional time of each of its sessions.
+            slowed: Factor of that time next to a forward of the target.
         """
         super().__init__(forward_ms, row_us)
         self._draft_ms, self._draft_row_us, self._slowed = draft_ms, draft_row_us, slowed
@@ -87,25 +87,25 @@ class SharedDevice(StubDevice):
         """Steps of the draft model so far."""
 
     def begin_steps(self, num_sessions: int, num_steps: int) -> float:
-        """Ask for steps of the draft model; returns when they will be done."""
+        """Queues steps of the draft model; returns when they will be done."""
         self.num_steps += num_steps
         now = time.perf_counter()
         left = num_steps * (self._draft_ms + self._draft_row_us * num_sessions / 1e3) / 1e3
-        # What gets done beside the target's forwards makes these longer.
+        # Steps next to the target's forwards make these longer.
         beside = min(left, max(0.0, self.free_at - now) / self._slowed)
         self.free_at += beside
         return now + self._slowed * beside + left - beside
 
     def wait(self, end: float) -> None:
-        """Return when steps are done."""
-        # To the microsecond, as a device is waited for.
+        """Returns when steps are done."""
+        # To the microsecond, as other waits for a device.
         time.sleep(max(0.0, end - time.perf_counter() - SPIN_S))
         while time.perf_counter() < end:
             time.sleep(0)
 
 
 class StubLoop(HostLoop):
-    """A loop that looks the tokens of its steps up."""
+    """A loop that looks up the tokens of its steps."""
 
     def __init__(self, runner: Runner, device: SharedDevice, table: Tensor) -> None:
         """
@@ -151,7 +151,7 @@ class StubDraftRunner(StubRunner):
         self.draft = self._loop.run
 
     def make_loop(self) -> None:
-        """Do nothing: there is one."""
+        """Does nothing: there is one."""
 
     def loop_lens(self, num_steps: int) -> list[int]:
         """See `Runner.loop_lens`."""
@@ -160,7 +160,7 @@ class StubDraftRunner(StubRunner):
     def forward(self, segments: Sequence[Segment], *, drawn: Tensor | None = None, **options: Any) -> Tensor:
         """See `Runner.forward`."""
         logits = super().forward(segments, drawn=drawn, **options)
-        if len(logits):  # readings of prompts take no time here
+        if len(logits):  # reading a prompt takes no time here
             self._shared.wait(self._shared.begin_steps(len(segments), 1))
         return logits
 
@@ -177,11 +177,11 @@ class Pace(NamedTuple):
 
 
 def models(device: SharedDevice, hard: float) -> tuple[LoadedModel, LoadedModel]:
-    """Return stubs of a target and a draft model.
+    """Returns stubs of a target and a draft model.
 
     Args:
-        device: That of both.
-        hard: Share of the tokens behind which the draft model prefers another one than the target.
+        device: The device of both.
+        hard: Share of the tokens after which the draft model prefers another token than the target.
     """
     target = stub_model("demo/target", device)
     runner: Any = target.runner
@@ -189,7 +189,7 @@ def models(device: SharedDevice, hard: float) -> tuple[LoadedModel, LoadedModel]
     chance, rows = torch.Generator().manual_seed(7), torch.arange(len(table))
     best = table.topk(3, dim=1)
     is_hard = torch.rand(len(table), generator=chance) < hard
-    # The second or the third of the target's.
+    # The target's second or third.
     other = best.indices[rows, 1 + (torch.rand(len(table), generator=chance) < 0.4).long()]
     of_draft = table.clone()
     of_draft[rows[is_hard], other[is_hard]] = best.values[is_hard, 0] + LESS_SURE
@@ -202,18 +202,18 @@ def models(device: SharedDevice, hard: float) -> tuple[LoadedModel, LoadedModel]
 async def measure(
     params: SpeculationParams, device: SharedDevice, num_sessions: int, num_tokens: int, hard: float
 ) -> Pace:
-    """Run so many greedy generations side by side, after a short one of each.
+    """Runs so many concurrent greedy generations, after a short one of each.
 
     Args:
         params: How they draft.
-        device: That of both models.
-        num_sessions: Generations.
+        device: The device of both models.
+        num_sessions: Number of generations.
         num_tokens: Tokens of each.
         hard: See `models`.
     """
     target, draft = models(device, hard)
     flags = {"drafter": "in-process", "max_num_sessions": MAX_NUM_SESSIONS}
-    # Both are said to be on one GPU: then their engines share a thread.
+    # Both are declared to be on one GPU, so their engines share a thread.
     settings = VerifierSettings.model_validate(flags | {"device": "cuda:0"})
     times_ms = {num_rows: device.forward_ms(num_rows) for num_rows in (1, 16, 32, 64, 128, 256)}
     service = VerifierService(settings, target, times_ms, draft_model=draft)
@@ -256,7 +256,7 @@ async def measure(
 
 
 def main() -> None:
-    """Print a table."""
+    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ways", default="off,speculative,best-first,ahead", help="of " + ", ".join(WAYS))
     parser.add_argument("--sessions", default="1,8,32")

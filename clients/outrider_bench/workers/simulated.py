@@ -38,7 +38,7 @@ from outrider_bench.workers.worker import Handler, pin, serve
 
 WARM_UP_TOKENS = 32
 NUM_PRIOR_PROMPTS, PRIOR_TOKENS = 80, 64
-"""Size of the prior: two texts to each prompt."""
+"""Size of the prior: two texts for each prompt."""
 RING_CAPACITY = 1 << 18
 """Tokens that a service remembers: more than a replay has."""
 _DEFAULTS = SpeculationParams(
@@ -52,14 +52,14 @@ _DEFAULTS = SpeculationParams(
 
 @dataclass(frozen=True, slots=True)
 class PriorAlone:
-    """A datastore that has a prior and nothing else."""
+    """A datastore with a prior and nothing else."""
 
     prior: PriorTable | None
     shared: None = None
 
 
 class SimulatedPair:
-    """Holds the pair of models, what the target says, and a simulation of each contender."""
+    """The pair of models, the target's texts, and a simulation of each contender."""
 
     def __init__(self, target: LoadedModel, draft: LoadedModel) -> None:
         self._target, self._draft = target, draft
@@ -76,21 +76,21 @@ class SimulatedPair:
         num_at_once: int,
         has_prior: bool = False,
     ) -> dict[str, Any]:
-        """Run the generations of a turn.
+        """Runs the generations of a turn.
 
         Args:
-            experiment: Name of the experiment: what a contender has learnt in another one, or said, it does not know.
+            experiment: Name of the experiment: a contender knows nothing of what it learnt, or said, in another one.
             options: The contender's; see `drivers.to_proto`.
             costs: See `Costs.to_json`.
-            requests: The fields of a `Request` each, all of the same temperature.
+            requests: The fields of one `Request` each, all with the same temperature.
             num_at_once: Generations that run at the same time.
-            has_prior: Gives both sides a copy of the prior, see `prior_of`.
+            has_prior: True if both sides get a copy of the prior, see `prior_of`.
 
         Returns:
-            The simulated time of all of them in milliseconds, and a generation for each as `samples` reads it.
+            The simulated total time in milliseconds, and each generation as `samples` reads it.
 
         Raises:
-            InvalidParameter: A server would refuse what the contender asks for.
+            InvalidParameter: A server would refuse the contender's request.
         """
         asked = [Request(**each) for each in requests]
         key = json.dumps([experiment, options, costs, asked[0].temperature, num_at_once, has_prior], sort_keys=True)
@@ -107,19 +107,19 @@ class SimulatedPair:
         return self._contenders[key].run(asked, num_at_once)
 
     def prompt_and_text(self, request: Request, params: SpeculationParams) -> tuple[list[int], list[int]]:
-        """Return the tokens of a prompt, and what the target says; with as many more as are drafted beyond the end."""
+        """Returns the tokens of a prompt, and the target's text, extended by what is drafted beyond the end."""
         num_tokens = request.max_tokens + params.num_speculative_tokens + 1
         prompt = self._target.tokenizer.encode(request.prompt, add_special_tokens=False)
         known, sampling = replace(request, max_tokens=0), _sampling_of(request)
         if decides_by_ratio(sampling, params):
-            return prompt, [0] * num_tokens  # only its length counts: what is drafted decides the text
+            return prompt, [0] * num_tokens  # only its length counts: the drafts decide the text
         if len(self._texts.get(known, ())) < num_tokens:
             self._texts[known] = text_of(self._target, prompt, sampling, num_tokens)
         return prompt, self._texts[known][:num_tokens]
 
 
 class _Contender:
-    """Simulates a contender, and notes what the verdicts of each generation tell beside its statistics."""
+    """Simulates a contender, and records what the verdicts of each generation tell besides its statistics."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class _Contender:
     ) -> None:
         self._pair, self._params = pair, params
         self._told: dict[int, _Told] = defaultdict(_Told)
-        # What a service has said before is known to the contender that said it, and to no other.
+        # Each contender has its own service, so it knows only its own earlier output.
         ring = TokenRing(RING_CAPACITY) if params.method.needs_datastore else None
         self._simulation = Simulation(draft, costs, target, tiers, on_verdict=self._note, ring=ring)
 
@@ -142,14 +142,14 @@ class _Contender:
         texts = [self._pair.prompt_and_text(request, self._params) for request in requests]
         work = [(*text, _sampling_of(request)) for text, request in zip(texts, requests, strict=True)]
         time_ms, found = self._simulation.run(work, self._params, num_at_once)
-        # Generations begin in their order, and are numbered then.
+        # Generations begin in order, and are numbered then.
         told = [each for _, each in sorted(self._told.items())]
         generations = [
             {
                 "num_prompt_tokens": len(prompt),
                 "token_ids": each.token_ids,
                 "chunks": [],
-                # Of those that run together each has the time of its own rounds.
+                # Generations that run together each have the time of their own rounds.
                 "duration_s": (time_ms if num_at_once == 1 else sum(one.round_ms for one in own.round_times)) / 1e3,
                 "rounds": _rounds(own, each.num_judged),
             }
@@ -163,13 +163,13 @@ class _Contender:
 
 @dataclass(slots=True)
 class _Told:
-    """Holds what the verdicts of one generation tell."""
+    """What the verdicts of one generation tell."""
 
     token_ids: list[int] = field(default_factory=list)
     num_judged: int = 0
 
     def note(self, verdict: Verdict) -> None:
-        """Take in a round."""
+        """Adds a round."""
         kept = sum(source is not Source.TARGET for source in verdict.sources)
         # The kept ones, and the one that the target's own token replaced.
         self.num_judged += min(kept + (kept < len(verdict.sources)), verdict.num_drafted)
@@ -181,7 +181,7 @@ def _sampling_of(request: Request) -> SamplingParams:
 
 
 def _rounds(statistics: Statistics, num_judged: int) -> dict[str, Any]:
-    """Return the fields of `samples.Rounds`."""
+    """Returns the fields of `samples.Rounds`."""
     return {
         "num_rounds": statistics.num_rounds,
         "num_drafted": statistics.num_drafted_tokens,
@@ -200,10 +200,10 @@ def _rounds(statistics: Statistics, num_judged: int) -> dict[str, Any]:
 
 
 def prior_of(target: LoadedModel) -> PriorTable:
-    """Build a prior of what the target says, greedily and at temperature 1, to files that it was trained on. What is
-    measured begins in others."""
+    """Builds a prior of the target's continuations, greedy and at temperature 1, of files that it was trained on.
+    Measured prompts come from other files."""
     learned = load_corpus().train
-    # As if these files were held out: that is what prompts are cut from.
+    # As if these files were held out, because prompts are cut from held-out files.
     files = Corpus((), learned[:: max(1, len(learned) // NUM_PRIOR_PROMPTS)])
     documents = []
     for code in code_prompts(files, NUM_PRIOR_PROMPTS, shortest=150, longest=300):

@@ -1,9 +1,9 @@
-"""Both services' insides under a simulated clock: what a method is worth where time is the same on every machine.
+"""The internals of both services under a simulated clock: the worth of a method, with the same times on every machine.
 
-Real are the draft model, the policies that grow the tree, and the verifier's sessions with their waiting and their
-rows. The times of forwards and messages are made up. Under the match rule what the target says does not depend on
-drafts, so its text is computed beforehand, and its forwards only take their time; under the ratio rule, and where its
-logits are looked at, a target is given and runs.
+The draft model, the policies that grow the tree, and the verifier's sessions with their waits and rows are real. The
+times of forwards and messages are made up. Under the match rule the target's text does not depend on drafts, so it is
+computed beforehand, and forwards only take their time. Under the ratio rule, and if the target's logits are needed, a
+target is given and runs.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ NO_CONTENT = KVPool(
     CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu")), num_blocks=1024
 )
 STEP_MS = 0.05
-"""Least time after which a waiting target looks around again. It looks when something happens."""
+"""Minimum time after which a waiting target checks again. It checks when something happens."""
 MAX_ROWS = 256
-"""Most rows of a target forward, which sessions share equally: the default of a verifier."""
+"""Maximum rows of a target forward, which sessions share equally: the default of a verifier."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Sums up all generations of a simulation."""
+    """Totals of all generations of a simulation."""
 
     num_tokens: int = 0
     time_ms: float = 0.0
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """The tokens of a second."""
+        """Tokens per second."""
         return 1e3 * self.num_tokens / self.time_ms
 
     @property
@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens by forwards of the target."""
+        """Tokens per target forward."""
         return self.num_tokens / sum(each.num_rounds for each in self.rounds)
 
 
@@ -97,11 +97,11 @@ class Mail:
 
     @property
     def next_at(self) -> float:
-        """Time at which the next one arrives; infinity where there is none."""
+        """Time at which the next one arrives; infinity if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def take(self, until: float) -> list[tuple[float, Any]]:
-        """Takes what has arrived, with its time."""
+        """Takes the messages that have arrived, with their time."""
         taken = []
         while self._heap and self._heap[0][0] <= until:
             at, _, item = heapq.heappop(self._heap)
@@ -115,19 +115,19 @@ class _Commit:
 
     token_ids: tuple[int, ...]
     acknowledged_node_id: int
-    """Latest node that had come by then; 0 where none had."""
+    """Latest node that had arrived by then; 0 if none had."""
 
 
 class Speculator:
-    """Runs the draft model: one packed forward after the other, commits between two of them."""
+    """Runs the draft model: one packed forward after another, with commits between them."""
 
     def __init__(self, model: LoadedModel, costs: Costs, inbox: Mail, outbox: Mail) -> None:
         self.sessions: dict[str, DraftSession] = {}
-        """Sessions that are drafted for."""
+        """Sessions that it drafts for."""
         self.times = PairTimes()
         self.num_forwards = 0
         self.policy_ms = 0.0
-        """CPU time that all has really taken but the draft model: growing trees, and what is sent of them."""
+        """Real CPU time of everything except the draft model: growing trees, and choosing what is sent."""
         self._runner, self._costs = model.runner, costs
         self._inbox, self._outbox = inbox, outbox
         self._sampler = Sampler()
@@ -136,11 +136,11 @@ class Speculator:
 
     @property
     def busy_until(self) -> float:
-        """Time at which the forward that runs will end; infinity where none runs."""
+        """Time at which the running forward will end; infinity if none runs."""
         return self._running[0] if self._running is not None else float("inf")
 
     def run_until(self, until: float) -> None:
-        """Lets everything happen up to a moment; a forward that ends later goes on."""
+        """Advances to a time; a forward that ends later keeps running."""
         began = time.thread_time()
         self._live_until(until)
         self.policy_ms += 1e3 * (time.thread_time() - began)
@@ -169,7 +169,7 @@ class Speculator:
                 return
 
     def _end_drafts(self) -> None:
-        """Ends the drafts that the target waits for where another forward is not worth its time."""
+        """Ends the drafts that the target waits for if another forward is not worth its time."""
         awaited = [one.awaited_draft() for one in self.sessions.values()]
         drafts = [draft for draft in awaited if draft is not None]
         if drafts and not is_worth_waiting(drafts, self.times.draft_us.get(0.0)):
@@ -227,7 +227,7 @@ _Growth = tuple[str, Expansion, Sequence[Sequence[Candidate]]]
 
 
 class Simulation:
-    """A verifier and a speculator that live through many generations."""
+    """A verifier and a speculator that run many generations."""
 
     def __init__(
         self,
@@ -242,12 +242,12 @@ class Simulation:
         Args:
             draft: The draft model.
             costs: Times of forwards and messages.
-            target: Runs where drafts decide the text, which is under the ratio rule, and where a source learns from its
-                rows. None means that there is no need of that.
+            target: Runs if drafts decide the text, as under the ratio rule, and if a source learns from its rows. None
+            means     that neither is the case.
             tiers: Copies of a datastore's tiers, for both sides. None means that there is no datastore.
-            on_verdict: Is called after each round of a generation, with its number as text: 1 for the first.
+            on_verdict: Called after each round of a generation, with its number as text: 1 for the first.
             ring: A datastore's ring, which answers after a round trip and takes in what generations contribute. None
-                means that nothing is asked.
+            means     that nothing is asked.
         """
         self._on_verdict, self._ring = on_verdict, ring
         self._answers = Mail(2 * costs.one_way_ms)
@@ -265,7 +265,7 @@ class Simulation:
 
     @property
     def policy_ms(self) -> float:
-        """CPU time that a forward of the draft model has really brought with it, beside its own, in milliseconds."""
+        """Real CPU time per forward of the draft model, besides the forward itself, in milliseconds."""
         return self._speculator.policy_ms / max(1, self._speculator.num_forwards)
 
     @property
@@ -276,10 +276,10 @@ class Simulation:
     def generate(
         self, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams, params: SpeculationParams
     ) -> tuple[float, Statistics]:
-        """Runs one generation of `text`, prefill left out; returns its time in milliseconds, and what happened.
+        """Runs one generation of `text`, without prefill; returns its time in milliseconds, and its statistics.
 
-        `text` has a whole chain and a token more than are generated, for what is drafted beyond the end. Under the
-        ratio rule only its length counts.
+        `text` is longer than the generation by a whole chain and one token, for drafts beyond the end. Under the ratio
+        rule only its length counts.
         """
         time_ms, (statistics,) = self.run([(prompt, text, sampling)], params)
         return time_ms, statistics
@@ -290,10 +290,10 @@ class Simulation:
         params: SpeculationParams,
         num_at_once: int = 1,
     ) -> tuple[float, list[Statistics]]:
-        """Runs generations, so many at once as `generate` does one; the next begins where one ends.
+        """Runs generations as `generate` runs one, so many at once; the next begins when one ends.
 
         Returns:
-            The time of all together, in milliseconds, and the statistics of each.
+            The total time in milliseconds, and the statistics of each.
         """
         started, statistics = self._now, dict[str, Statistics]()
         waiting = deque(requests)
@@ -325,7 +325,7 @@ class Simulation:
         return session_id
 
     def _wait(self) -> Sequence[VerifySession]:
-        """Moves on to the next round; returns the sessions that take part in it."""
+        """Advances to the next round; returns the sessions that take part in it."""
         while True:
             self._run_until(self._now)
             forward_ms = self._timings.forward_ms.get(0.0)
@@ -351,7 +351,7 @@ class Simulation:
                         self._ask(session_id, question, at)
 
     def _ask(self, session_id: str, behind: Sequence[int], now: float) -> None:
-        """Asks the ring what follows the committed tokens and those behind them."""
+        """Asks the ring what follows the committed tokens and the tokens `behind` them."""
         session = self._jobs[session_id].generation
         plan = target_plan(session.spec.speculation)
         if self._ring is None or plan is None:
@@ -363,7 +363,7 @@ class Simulation:
         self._answers.send(now, (session_id, len(session.committed) + len(behind), found))
 
     def _step(self, work: Sequence[VerifySession]) -> None:
-        """One forward of the target for these sessions."""
+        """Runs one forward of the target for these sessions."""
         max_num_nodes = max(0, MAX_ROWS // len(work) - 1)
         segments = [job.round.segment(4096, max_num_nodes) for job in work]
         started = self._now
@@ -409,7 +409,7 @@ class Simulation:
             drafting.cache.clear()
 
     def _draws_of(self, job: VerifySession, segment: Segment) -> tuple[list[int], list[list[Follower]]]:
-        """Returns the target's draw for each row with logits, and the most probable tokens where they are wanted."""
+        """Returns the target's draw for each row with logits, and the most probable tokens if they are wanted."""
         generation, cache = job.generation, job.cache
         if _runs_target(generation.spec):
             assert self._target is not None
@@ -422,7 +422,7 @@ class Simulation:
         return _draws(generation.tree.root, job.round.nodes, text), []
 
     def _target_cache(self, spec: SessionSpec) -> KVCache:
-        """Returns a cache that has the prompt but for its last token: without content where no target runs."""
+        """Returns a cache with the prompt except its last token; without content if no target runs."""
         prompt = spec.prompt_token_ids
         if _runs_target(spec):
             if self._target is None:
@@ -463,7 +463,7 @@ def _runs_target(spec: SessionSpec) -> bool:
 
 
 class _Silent:
-    """Is told, and does nothing."""
+    """Ignores all calls."""
 
     def on_begun(self, steering: object, max_forward_us: int) -> None: ...
     def on_verdict(self, verdict: object, statistics: object, requests: object) -> None: ...
@@ -479,7 +479,7 @@ class _Silent:
 
 
 def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> list[int]:
-    """Returns what a target says, by plain decoding."""
+    """Returns a target's text, by plain decoding."""
     cache, sampler = model.runner.new_cache(), Sampler()
     pending, text = list(prompt), list[int]()
     for index in range(num_tokens):
@@ -489,7 +489,7 @@ def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams,
 
 
 def _draws(root: Node, nodes: Sequence[Node], text: Sequence[int]) -> list[int]:
-    """Returns the target's draw for the root and for each node; nobody asks for those that leave the text's path."""
+    """Returns the target's draw for the root and for each node; draws off the text's path are never used."""
     depths, draws = {root: 0}, [text[0]]
     for node in nodes:
         parent_depth = depths.get(node.parent) if node.parent is not None else None

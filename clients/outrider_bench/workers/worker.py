@@ -1,6 +1,6 @@
 """The protocol of worker processes: one JSON object a line, requests on stdin, answers on stdout.
 
-The first line that a worker writes says that it is ready, and what it has loaded. It ends when its stdin is closed.
+The first line from a worker says that it is ready, and what it has loaded. It ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OpenPair = Callable[[Any, Any, Any], Mapping[str, Handler]]
 
 
 def pin(core: int | None) -> None:
-    """Keeps this process on one core, and torch on one thread. To be called before any other work with torch."""
+    """Keeps this process on one core, and torch on one thread. Must be called before any other work with torch."""
     import torch
 
     if core is not None:
@@ -28,7 +28,7 @@ def pin(core: int | None) -> None:
 
 def serve(load: Callable[[], tuple[dict[str, Any], Mapping[str, Handler]]]) -> None:
     """Loads, says hello, and answers until stdin ends. A request that raises is answered with its error."""
-    # Libraries print to stdout when it pleases them; the protocol writes to its private copy of the descriptor.
+    # Libraries may print to stdout at any time; the protocol writes to its private copy of the descriptor.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     sys.stdout = sys.stderr
     hello, handlers = load()
@@ -47,7 +47,7 @@ def serve_pair(description: str | None, open_pair: OpenPair) -> None:
 
     Args:
         description: Of the program, for --help.
-        open_pair: Makes the handlers of the target, the draft model and the target's tokenizer.
+        open_pair: Makes the handlers from the target, the draft model and the target's tokenizer.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("target", "draft", "dtype", "draft-dtype"):
@@ -61,7 +61,7 @@ def serve_pair(description: str | None, open_pair: OpenPair) -> None:
         pin(flags.core)
         target, tokenizer = build_hf_model(flags.target, flags.dtype)
         draft, _ = build_hf_model(flags.draft, flags.draft_dtype)
-        # Described first: a runner packs the weights its own way.
+        # Described first, because a runner repacks the weights.
         hello = {"target": describe_model(target, flags.target), "draft": describe_model(draft, flags.draft)}
         return hello, open_pair(target, draft, tokenizer)
 
@@ -69,24 +69,24 @@ def serve_pair(description: str | None, open_pair: OpenPair) -> None:
 
 
 class Stopwatch:
-    """Notes when tokens came, in seconds since its creation."""
+    """Records when tokens came, in seconds since its creation."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self.chunks: list[tuple[float, int]] = []
 
     def note(self, num_tokens: int) -> None:
-        """Record that `num_tokens` tokens have just come."""
+        """Records that `num_tokens` tokens have just come."""
         self.chunks.append((self.elapsed_s(), num_tokens))
 
     def elapsed_s(self) -> float:
-        """Return the seconds since the beginning."""
+        """Returns the seconds since the beginning."""
         return time.perf_counter() - self._started
 
 
 def describe_model(model: Any, model_id: str) -> dict[str, Any]:
-    """Describe a model for the benchmark, and above all whether its cost is inflated."""
-    # Imported here: this module also serves processes without a model, and these bring torch.
+    """Describes a model for the benchmark, above all whether its cost is inflated."""
+    # Imported here: this module also serves processes without a model, and these imports bring torch.
     from outrider.models.checkpoint import DEMO_PREFIX
     from outrider.models.demo.names import parse_inflation
     from outrider.models.loading import build_hf_model

@@ -1,6 +1,6 @@
-"""A program with the command line and the HTTP of llama-server, and no model: what a real one hears, and how it fails.
+"""A program with llama-server's command line and HTTP, and no model. Shows what a real one is asked, and how it fails.
 
-Run as a script by what `program` writes. Its /completion also says what it was started and asked with.
+Run as a script by the program that `program` writes. Its /completion also reports its flags and the request.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ OLD_FLAGS = ("--model-draft", "--draft-max", "--draft-p-min")
 
 
 def program(folder: Path, flags: tuple[str, ...] = NEW_FLAGS, *, last_words: str = "") -> str:
-    """Write an executable into the folder; `flags` is what its --help lists.
+    """Writes an executable into the folder; `flags` is what its --help lists.
 
-    With `last_words` it prints them and ends, whatever it is asked for but --help.
+    With `last_words` it prints them and ends, for any arguments except --help.
     """
     path = folder / "llama-server"
     # A shell script: the path of an interpreter may be too long for a first line.
@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, {"tokens": tokens, "timings": timings, "heard": body, "flags": sys.argv[3:]})
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing: what it prints is for its end."""
+        """Logs nothing: output is only for its end."""
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:
         text = json.dumps(content).encode()

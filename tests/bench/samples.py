@@ -1,4 +1,4 @@
-"""Made-up measurements: round numbers, so that a test can say what must come out."""
+"""Made-up measurements: round numbers, so that a test can state the results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def full_run(repeats: int = 2) -> list[Block]:
 
 
 def results(blocks: list[Block], *, repeats: int = 2) -> dict[str, Any]:
-    """What results.json would hold."""
+    """The content of results.json."""
     config = BenchConfig(prompts=PROMPTS, repeats=repeats, cores=(0, 1))
     machine = Machine({1: 10.0, 2: 11.0, 4: 12.0, 8: 14.0, 16: 18.0, 32: 40.0}, {1: 0.5, 16: 1.25})
     target = {"model_id": "demo/target-100m", "num_parameters": 99_000_000, "dtype": "bfloat16", "inflated": True}

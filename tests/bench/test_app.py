@@ -1,4 +1,4 @@
-"""`outrider bench`: what a wrong command line says, in one line; what a right one comes to."""
+"""`outrider bench`: a wrong command line is reported in one line, a right one becomes configurations."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ MISPLACED = [
 
 
 def complaint(*arguments: str) -> str:
-    """The one line that a wrong command line leaves."""
+    """The only line that a wrong command line prints."""
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1

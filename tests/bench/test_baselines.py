@@ -39,7 +39,7 @@ def request(temperature: float) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def baseline() -> HfBaseline:
-    # The draft is the target itself: greedy drafts are then always right.
+    # The draft is the target itself, so greedy drafts are always right.
     return HfBaseline(build("llama"), build("llama"), Characters())
 
 

@@ -1,4 +1,4 @@
-"""Intervals: what prompts drawn anew say about a value."""
+"""Intervals of a value, from prompts that are drawn again."""
 
 from __future__ import annotations
 

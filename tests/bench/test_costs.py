@@ -1,4 +1,4 @@
-"""Costs of simulated pairs, on their way to a worker."""
+"""Costs of simulated pairs, as they are sent to a worker."""
 
 from __future__ import annotations
 

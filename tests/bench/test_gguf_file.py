@@ -23,7 +23,7 @@ MERGES = [("a", "b"), ("Ġ", "ab")]
 
 
 def tokenizer(split: Any = None) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of six tokens: the others of the models' vocabulary are padding."""
+    """A byte-level BPE of six tokens; the rest of the models' vocabulary is padding."""
     backend = Tokenizer(models.BPE({token: place for place, token in enumerate(TOKENS)}, MERGES))
     backend.pre_tokenizer = split or pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
@@ -69,7 +69,7 @@ def test_every_weight_of_a_model_is_in_its_file_under_the_name_that_llama_cpp_kn
         }
     for theirs, ours in names.items():
         np.testing.assert_array_equal(found[theirs], weights[ours], theirs)
-    # Of the two families this one has an embedding that is its output matrix too.
+    # Only this family's embedding is its output matrix too.
     assert ("output.weight" in found) == (family == "llama")
 
 

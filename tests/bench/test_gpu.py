@@ -1,4 +1,4 @@
-"""The GPU suite: its cells and what becomes of them; and once all of it, in small sizes, on a CPU."""
+"""The GPU suite: its cells and their results; and a full run, in small sizes, on a CPU."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_rate_is_that_of_all_sessions_together_without_their_prompts() -> None
     alone = [[1, 2, 3], [4, 5, 6]]
     samples = [sample([1, 2, 3], 0.1), sample([4, 5, 9], 0.2)]
     value = value_of(Cell("services", "off", 0.0, 2, 64), samples, alone)
-    # Four tokens in 0.2 and 0.4 seconds: 6.7 a second for a session on average.
+    # Four tokens in 0.2 and 0.4 seconds: on average 6.7 a second per session.
     assert value["tokens_per_s"] == pytest.approx(2 * 4 / 0.6)
     assert value["ttft_ms"] == pytest.approx(500)
     assert (value["num_equal"], value["num_compared"]) == (1, 2)
@@ -92,7 +92,7 @@ def test_tokens_of_a_round_count_the_targets_own() -> None:
 
 def test_an_h100_has_no_room_for_32_long_sessions_of_the_pair_and_an_h200_has() -> None:
     config = GpuConfig()
-    # 8.8 billion weights, 144 and 112 KiB a token.
+    # 8.8 billion weights, 144 and 112 KiB per token.
     rooms = {memory: room_in(memory, 2 * 8_800_000_000, 256 * 1024) for memory in (79.6, 140.4)}
     wanted = max(tokens_of(cell, config) for cell in cells_of(config))
     assert 32 * (8192 + 128) < wanted < 32 * (8192 + 640)
@@ -179,13 +179,13 @@ def test_another_program_that_compiles_for_too_long_is_given_up_and_the_rest_is_
         async def generate(self, request: Request, options: dict[str, Any]) -> GenerationSample:
             self.num_begun += 1
             if "cache_implementation" in options:
-                await asyncio.wait_for(asyncio.Event().wait(), 5)  # in vain: without a limit the run would wait, too
+                await asyncio.wait_for(asyncio.Event().wait(), 5)  # wasted: without a limit the run would wait, too
             return sample([1, 2, 3])
 
     worker, bench = Worker(), GpuSuite(GpuConfig(contexts=(64,), repeats=2))
     monkeypatch.setattr(bench, "_worker", lambda: nullcontext(worker))
     monkeypatch.setattr(bench, "_is_over", lambda _cell: False)
-    monkeypatch.setattr(suite, "SHARES", {"peers": 0.0})  # what does not answer at once is over it
+    monkeypatch.setattr(suite, "SHARES", {"peers": 0.0})  # anything that does not answer at once exceeds it
     bench._prompts = {64: ["a prompt"] * NUM_ALONE}
     cells = [cell for cell in cells_of(bench.config) if cell.part == "peers"]
     bench._began = time.perf_counter()
@@ -307,13 +307,13 @@ def test_a_small_run_on_a_cpu_measures_everything_and_a_second_one_finds_it(tmp_
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (results["interrupted"], results["failures"], results["left_out"]) == (False, {}, [])
     assert {cell["part"] for cell in results["cells"]} == {"services", "peers", "micro"}
-    # In float32 every text is that of `off` alone: with any method, beside others, and by another program.
+    # In float32 every text equals that of `off` alone: with any method, next to others, and by another program.
     compared = [cell["value"] for cell in results["cells"] if cell["part"] != "micro"]
     assert all(value["num_equal"] == value["num_compared"] == NUM_ALONE for value in compared)
     drafted = [cell for cell in results["cells"] if cell["label"] in ("speculative", "transformers, assisted")]
-    # The pair is as good as the demo pair is, in our services and elsewhere.
+    # The pair agrees as often as the demo pair, in our services and elsewhere.
     assert all(cell["value"]["tokens_per_round"] > 2 for cell in drafted)
-    # What `auto` chose is told: for all of its rounds.
+    # `auto`'s choices are reported for all of its rounds.
     choices = [cell["value"]["decisions"] for cell in results["cells"] if cell["label"] == "auto"]
     assert choices
     assert all(sum(each.values()) > 0 for each in choices)

@@ -1,4 +1,4 @@
-"""What a round costs the host: the stub models draft and verify as real ones do."""
+"""The host's cost of a round: the stub models draft and verify as real ones do."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""llama.cpp as a peer: what its servers are started and asked with, how they fail; and once for real, if there is one.
+"""llama.cpp as a peer: its servers' flags and requests, their failures; and a real one, if there is one.
 
-The programs here are fakes, save the one that OUTRIDER_LLAMA_SERVER names.
+The programs here are fakes, except the one that OUTRIDER_LLAMA_SERVER names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def peer(pair: tuple[Any, Any, Any]) -> Iterator[LlamaCppPeer]:
 
 
 def heard(peer: LlamaCppPeer, setting: dict[str, Any]) -> dict[str, Any]:
-    """What the server of a setting says that it was started and asked with."""
+    """The flags and the request, as the server of a setting reports them."""
     [server] = [each for key, each in peer._servers.items() if ("max_drafted" in key) == bool(setting)]
     return server.complete({"n_predict": 1})
 
@@ -164,7 +164,7 @@ async def test_a_program_that_is_no_llama_server_ends_the_benchmark_with_one_lin
 async def test_a_real_llama_server_says_what_the_bare_loop_says_where_nothing_is_drawn() -> None:
     (target, tokenizer), (draft, _) = build_hf_model("demo/target"), build_hf_model("demo/draft")
     bare = BareBaseline(CPU.make_runner(target), CPU.make_runner(draft), TextCodec(tokenizer))
-    # On one core: two threads that wait for each other by spinning take minutes where something else runs too.
+    # On one core: two threads that spin for each other take minutes if something else runs too.
     core = min(os.sched_getaffinity(0))
     config = config_of(REAL, dtype="float32", cores=(core, core))
     asked = [Request(prompt.text, 0.0, 0, 64) for prompt in config.prompts]
@@ -175,7 +175,7 @@ async def test_a_real_llama_server_says_what_the_bare_loop_says_where_nothing_is
     async with running_llama_cpp(config) as driver:
         for contender in LLAMA_CPP_CONTENDERS:
             made = [await driver.generate(one, contender.options) for one in asked]
-            # In float32 sums of another order differ too little to change a greedy text of this length.
+            # In float32 another order of sums differs too little to change a greedy text of this length.
             assert [each.token_ids for each in made] == expected, contender.setting
             assert any(each.rounds.num_accepted for each in made) == bool(contender.options)
         drawn = await driver.generate(Request(asked[0].prompt, 1.0, 7, 64), {})

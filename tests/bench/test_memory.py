@@ -1,4 +1,4 @@
-"""The table of what a GPU has room for: made of the models' shapes, and what the documents show."""
+"""The table of a GPU's room for sessions: computed from the models' shapes, and equal to the documents' table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounds whose layout is timed are rounds: every row has its place, and trees are no chains."""
+"""The rounds whose layout is timed are real rounds: every row has its place, and trees are no chains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_loop_has_a_row_of_every_session_in_each_step() -> None:
     assert steps.length == NUM_ROWS - 1
     parts = steps._taken[round_._loop._forwards.packer.turn][1]
     assert parts["positions"][:, :3].tolist() == [[length + step] * 3 for step in range(1, NUM_ROWS - 1)]
-    # Nobody's.
+    # Belongs to no session.
     assert not parts["positions"][:, 3:].any()
 
 

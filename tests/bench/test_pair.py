@@ -1,4 +1,4 @@
-"""The pair's suite: its flags, what it makes of verdicts and times, its plan; and once all of it, in small sizes."""
+"""The pair's suite: its flags, its use of verdicts and times, its plan; and a full run, in small sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_position_is_judged_by_the_chains_that_reach_it() -> None:
 
 
 def test_the_token_behind_a_chain_that_was_kept_whole_is_the_targets_own() -> None:
-    # Were it judged too, the refused third token would count.
+    # If it were judged too, the refused third token would count.
     assert by_position([verdicts(1, 1, 0, 1, 1, 0)], 2) == (1.0, 1.0)
 
 
@@ -193,7 +193,7 @@ def test_auto_should_be_as_fast_as_the_best_and_never_slower_than_off() -> None:
 
 
 def turn(one: Contender, token_s: float, repeat: int = 0, prompt: int = 0, prefill_s: float = 1.0) -> Block:
-    """A generation of 11 tokens, of which all but the first take as long as each other."""
+    """A generation of 11 tokens that take equally long, except the first."""
     chunks = tuple(Chunk(prefill_s + place * token_s, 1) for place in range(11))
     made = GenerationSample(3, tuple(range(11)), chunks, chunks[-1].at_s, Rounds(num_rounds=11))
     condition = Condition(one.method, one.setting, 0.7)
@@ -206,7 +206,7 @@ PEARL = Setting("pearl", 4).contender
 def test_speedups_are_of_decoding_and_a_busy_moment_falls_on_one_turn_only() -> None:
     blocks = [turn(PLAIN, 0.2, repeat, prompt) for repeat in range(3) for prompt in range(2)]
     blocks += [turn(PEARL, 0.1, repeat, prompt, prefill_s=5.0) for repeat in range(3) for prompt in range(2)]
-    # Busy in another repeat for each prompt: no repeat as a whole is quiet for both.
+    # Each prompt has another busy repeat, so no repeat as a whole is quiet.
     blocks += [turn(PEARL, 0.9, repeat=0, prompt=0), turn(PEARL, 0.9, repeat=1, prompt=1)]
     [found] = comparisons_of(token_times(blocks), predictions(pearl=(1.0, 2.2)))
     assert found.measured == pytest.approx(2.0)

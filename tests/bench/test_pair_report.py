@@ -1,4 +1,4 @@
-"""The report of the pair suite of made-up results."""
+"""The report of the pair suite for made-up results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 12)
 
 
 def pair_of(title: str = "the pair", **changes: Any) -> dict[str, Any]:
-    """A pair that best-first with long chains is the best for."""
+    """A pair for which best-first with long chains is the best."""
     text = {"shared_noise": [1, 1, 0] * 8, "own_choice": [0] * 24, "kept": [0.9] * 24, "overlap": [0.9] * 24}
     predictions = [
         Prediction(Setting(method, gamma), 0.7, 1 + gamma / 4, 1 + place / 10 + gamma / 20, (1.0,))

@@ -27,7 +27,7 @@ COSTS = {
 }
 
 ANY_POLICY = 1e9
-"""No policy takes longer: what forwards cost is what the costs say."""
+"""No policy takes longer than this, so forwards cost exactly what the costs say."""
 
 
 @cache
@@ -78,7 +78,7 @@ def test_draft_then_verify_is_replayed_as_its_verdicts_say() -> None:
 def test_a_policy_that_takes_long_for_its_tree_makes_each_forward_longer() -> None:
     text = watched(0.7)
     options = {"method": "card", "num_speculative_tokens": 4, "card": {"beam_width": 64}}
-    # A target so fast that drafts are what it waits for.
+    # The target is so fast that it waits for drafts.
     costs = COSTS | {"target_ms": {"1": 5.0, "32": 10.0}}
     replays = (Replay(draft_model()).replay([text], 0.7, 24, options, costs, ms) for ms in (1e9, 0.0))
     [free], [real] = (found["text_ms"] for found in replays)
@@ -86,7 +86,7 @@ def test_a_policy_that_takes_long_for_its_tree_makes_each_forward_longer() -> No
 
 
 def test_phrases_behind_a_chain_never_reach_beyond_the_end_of_the_text() -> None:
-    # One token for ever is what double finds whole phrases in.
+    # double finds whole phrases in a text that repeats one token.
     endless = watched(0.0) | {"token_ids": [200] * NUM_TOKENS}
     options = {"method": "double", "num_speculative_tokens": 4}
     found = Replay(draft_model()).replay([endless], 0.0, NUM_TOKENS - 5, options, COSTS, ANY_POLICY)
@@ -100,7 +100,7 @@ def test_a_request_is_replayed_with_a_verifiers_own_defaults() -> None:
 
 
 def model_of(*tokens: str, split: str = "") -> Any:
-    """Stands in for a loaded model: what can be asked of its tokenizer, and the hash of it."""
+    """Stands in for a loaded model: its tokenizer, and the tokenizer's hash."""
     tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda token_id: tokens[token_id])
     return SimpleNamespace(tokenizer=tokenizer, tokenizer_hash=repr((tokens, split)), vocab_size=len(tokens))
 

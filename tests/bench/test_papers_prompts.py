@@ -1,4 +1,4 @@
-"""The prompts of the papers' suite: code that the models do not know, and requests to a service that is used."""
+"""The prompts of the papers' suite: code that the models do not know, and requests to a service in use."""
 
 from __future__ import annotations
 

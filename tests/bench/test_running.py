@@ -1,4 +1,4 @@
-"""An experiment: contenders that are refused, fail or hang leave the others."""
+"""An experiment: contenders that are refused, fail or hang do not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway under load: what GuideLLM is asked for, and what becomes of its answer."""
+"""A gateway under load: GuideLLM's arguments, and the use of its results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pathlib.Path(flags["--output"]["path"]).write_text(json.dumps({{"benchmarks": be
 
 @pytest.fixture
 def guidellm(tmp_path: Path) -> Path:
-    """A program that notes what it is asked for, and answers as GuideLLM does."""
+    """A program that records its arguments, and answers as GuideLLM does."""
     path = tmp_path / "guidellm"
     path.write_text(FAKE, encoding="utf-8")
     path.chmod(0o755)
@@ -44,7 +44,7 @@ def guidellm(tmp_path: Path) -> Path:
 
 
 def run(guidellm: Path, **changes: Any) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-    """The exit status, the results, and what GuideLLM was asked for."""
+    """The exit status, the results, and GuideLLM's arguments."""
     settings: dict[str, Any] = {
         "url": "http://127.0.0.1:1",
         "guidellm": str(guidellm),

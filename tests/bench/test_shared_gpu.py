@@ -1,4 +1,4 @@
-"""A GPU that both models share, without one: the stubs draft as real ones do, and methods differ as they should."""
+"""A GPU that both models share, simulated: the stubs draft as real models do, and methods differ as they should."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_step_beside_a_forward_is_slow_and_makes_it_longer(monkeypatch: pytest
     shared.begin(1)
     began, free_at = now[0], shared.free_at
     shared.wait(shared.begin_steps(1, 2))
-    # 4 ms beside the forward make .8 of 2 ms, the rest comes behind it.
+    # 4 ms next to the forward complete .8 of 2 ms; the rest comes after it.
     assert (now[0] - began) * 1e3 == pytest.approx(4.0 + 1.2, abs=0.05)
     assert (shared.free_at - free_at) * 1e3 == pytest.approx(0.8)
     assert (alone.num_steps, shared.num_steps) == (2, 2)
@@ -63,7 +63,7 @@ def test_a_loop_of_more_rows_than_fit_at_once_finds_for_each_session_what_follow
         for ids, _ in steps:
             token_id = int(best[token_id])
             assert ids[0] == token_id
-    # 128 rows are those of 25 sessions.
+    # 128 rows are the rows of 25 sessions.
     assert shared.num_steps == 2 * 4
 
 

@@ -1,4 +1,4 @@
-"""Samples to rows."""
+"""From samples to rows."""
 
 from __future__ import annotations
 

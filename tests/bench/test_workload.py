@@ -1,4 +1,4 @@
-"""Who runs when, over a verifier that is not real, and worker processes that are."""
+"""The order of generations, with a fake verifier and real worker processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = (Prompt("a", "code"), Prompt("b", "prose"), Prompt("c", "code"))
 
 
 class Recorder:
-    """A driver that notes how many generations run at once."""
+    """A driver that records how many generations run at once."""
 
     def __init__(self) -> None:
         self.running = self.most = 0

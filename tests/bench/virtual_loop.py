@@ -1,4 +1,4 @@
-"""An event loop in which waiting takes no time: its clock jumps to the next timer as soon as nothing else is left."""
+"""An event loop in which waiting takes no time: its clock jumps to the next timer when nothing else is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Has the clock of its selector."""
+    """Uses the clock of its selector."""
 
     def __init__(self) -> None:
         self.clock = JumpingSelector()
@@ -37,13 +37,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def work_for(seconds: float) -> None:
-    """Passes time as work does that keeps the loop from everything else."""
+    """Advances the time, as work does that blocks the loop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop.clock.now_s += seconds
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """Runs something to its end in a loop of its own, from the time 0."""
+    """Runs a coroutine to its end in a new loop, from the time 0."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

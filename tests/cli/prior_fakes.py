@@ -18,7 +18,7 @@ VOCAB_SIZE = 256
 
 
 class FakeDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
-    """Keeps what it is sent, and complains about everything that the protocol does not allow."""
+    """Keeps what it is sent, and reports everything that the protocol forbids."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -65,7 +65,7 @@ class FakeDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
 
 
 class KnowingVerifier(FakeVerifier):
-    """A verifier that has a tokenizer and a datastore, and counts how often it was asked."""
+    """A verifier with a tokenizer and a datastore; counts how often it was asked."""
 
     datastore = ""
     num_asked = 0

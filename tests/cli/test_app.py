@@ -1,4 +1,4 @@
-"""The command as a whole: its help, wrong usage, and what all subcommands share."""
+"""The command as a whole: its help, wrong usage, and options that all subcommands share."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_command_needs_no_package_of_a_server() -> None:
     ]
     modules = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in packages if name != "outrider"}
     assert {"torch", "numpy", "structlog", "redis", "gguf"} <= modules
-    modules -= {"pydantic", "jinja2"}  # typer, too, may bring them
+    modules -= {"pydantic", "jinja2"}  # typer may also import them
     lines = [
         "--help",
         f"info --address {NO_SERVER}",

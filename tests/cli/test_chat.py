@@ -18,7 +18,7 @@ from outrider_client.blocking import BlockingClient
 from tests.support.fake_verifier import FakeVerifier, Script, a_good_generation
 
 CONTEXT_LEN = 2048
-"""As the fake verifier says; it takes each character for a token."""
+"""As the fake verifier, which counts each character as a token."""
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""})
 
@@ -32,7 +32,7 @@ def spoken(verifier: FakeVerifier) -> list[list[str]]:
 
 
 def answering_within(verifier: FakeVerifier, max_prompt_tokens: int = CONTEXT_LEN) -> Script:
-    """Refuses what is too long, as a real verifier does; such a request is not remembered."""
+    """Refuses prompts that are too long, as a real verifier does, and does not remember them."""
 
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         num_tokens = sum(len(message.content) for message in request.prompt.chat.messages)

@@ -1,4 +1,4 @@
-"""`--config`: a file of all services is checked before anything starts, and flags come before it."""
+"""`--config`: a file of all services is checked before anything starts, and flags override it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ served-model-name = "file"
 
 
 def refused(path: Path, text: str, command: str = "up") -> list[str]:
-    """What is wrong with a file, a line for each, without the path."""
+    """The errors of a file, a line for each, without the path."""
     path.write_text(text)
     result = CliRunner(env={"TERM": "dumb"}).invoke(app, [command, "--config", str(path)])
     assert result.exit_code == 2, result.stderr

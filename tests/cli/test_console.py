@@ -1,4 +1,4 @@
-"""Text by source: colours may be off, the text is not."""
+"""Text coloured by source: without colours the text is the same."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_statistics_show_what_auto_has_decided() -> None:
             time_ms=20,
         ),
         verifier_pb2.Decision(method=types_pb2.METHOD_OFF, rows=types_pb2.ROWS_CHAIN, num_rounds=3, num_tokens=3),
-        # It always retrieves: no need to say so.
+        # It always retrieves, so its line need not say so.
         verifier_pb2.Decision(method=types_pb2.METHOD_RETRIEVAL, retrieval=True, num_rounds=1, num_tokens=2),
     ]
     result = result_of(method=types_pb2.METHOD_AUTO, decisions=decisions)
@@ -161,7 +161,7 @@ def test_a_result_is_on_stdout_and_never_in_the_line_of_the_spinner(capsys: pyte
         steps.show("loading the verifier")
         before = len(shown.getvalue())
         steps.result("verifier   127.0.0.1:50051")
-        # The spinner's line is erased before, and drawn anew after: \x1b[2K is "erase the line".
+        # The spinner's line is erased first, and redrawn afterwards: \x1b[2K is "erase the line".
         assert "\x1b[2K" in shown.getvalue()[before:]
     assert capsys.readouterr().out == "verifier   127.0.0.1:50051\n"
     assert "50051" not in shown.getvalue()

@@ -1,4 +1,4 @@
-"""The table of the demo: what a first visitor reads."""
+"""The table of the demo, which is the first thing that visitors read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider edge` with everything real: starts, says where it listens, and leaves nothing behind."""
+"""`outrider edge` with real parts: it starts, prints its address, and leaves nothing over."""
 
 from __future__ import annotations
 

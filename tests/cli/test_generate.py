@@ -1,4 +1,4 @@
-"""`outrider generate`: what it sends, what it prints where, and how it ends."""
+"""`outrider generate`: its request, its output on each stream, and its exit."""
 
 from __future__ import annotations
 

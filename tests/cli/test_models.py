@@ -1,4 +1,4 @@
-"""Downloads of models before services start: what is shown, and Ctrl-C in the middle."""
+"""Downloads of models before services start: the progress, and Ctrl-C in the middle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ctrl_c_ends_a_download_at_once_and_the_next_one_goes_on(
     with running_hub(Hub(MODEL, COMMIT, FILES)) as hub:
         for name, value in {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
             monkeypatch.setenv(name, value)
-        hub.gate.clear()  # nothing comes: only an end of the child lets the call return
+        hub.gate.clear()  # nothing arrives: only the child's end lets the call return
         with pytest.raises(KeyboardInterrupt):
             download([MODEL], interrupt)
         assert lines == [f"downloading {MODEL}: 0 B of 2.0 MB"]

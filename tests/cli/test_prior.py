@@ -1,4 +1,4 @@
-"""`outrider prior load`, `list` and `delete`: what the datastore is sent, what is printed, how it ends."""
+"""`outrider prior load`, `list` and `delete`: messages to the datastore, output, and exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider prior build`: which texts become documents, and that a build that fails leaves no file."""
+"""`outrider prior build`: which texts become documents; a build that fails leaves no file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A file to write, in a folder where nothing else is."""
+    """A file to write, in an otherwise empty folder."""
     (folder := tmp_path / "out").mkdir()
     return folder / "prior.bin"
 
@@ -104,7 +104,7 @@ async def test_the_first_round_is_greedy_and_the_others_are_drawn_with_the_seed_
         real.model.model_id,
         3,
     )
-    summary = result.stdout.splitlines()[-1]  # before it, the log of a verifier in the same process
+    summary = result.stdout.splitlines()[-1]  # the lines before it are the log of a verifier in the same process
     assert summary.startswith(f"{out}: 9 documents, {prior.num_tokens} tokens of {real.model.model_id} (tokenizer ")
     assert re.search(r"\); 0\.\d kB, \d\.\d\d bytes a token$", summary)
     assert re.fullmatch(r"(round \d of 3, \d+ tokens, \d+ tokens/s\n){3}", result.stderr)

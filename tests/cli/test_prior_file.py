@@ -1,4 +1,4 @@
-"""Prior files: what was written is read, and nothing else ever is."""
+"""Prior files: written documents are read back, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ documents_of_any_kind = st.lists(
 
 
 def sealed(header: object, body: bytes, version: int = prior_file.VERSION) -> bytes:
-    """A file of these parts, with lengths and checksum that fit: only a wrong program writes such."""
+    """A file of these parts, with correct lengths and checksum, as only a wrong program writes one."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     data = struct.pack("<8sIIQ", prior_file.MAGIC, version, len(text), len(body)) + text + body
     return data + hashlib.sha256(data).digest()
 
 
 def fields(**changes: object) -> dict[str, Any]:
-    """A header's fields, right but for the changes."""
+    """The fields of a valid header, with the changes."""
     right = {
         "tokenizer_hash": "ab",
         "vocab_size": 100,
@@ -182,7 +182,7 @@ def test_announced_sizes_are_refused_before_anything_is_read(tmp_path: Path) -> 
         with pytest.raises(PriorFileError, match="corrupt: announces a header of"):
             read_prior(path)
     path.write_bytes(struct.pack("<8sIIQ", prior_file.MAGIC, prior_file.VERSION, 10, 10))
-    os.truncate(path, prior_file.MAX_FILE_BYTES + 1)  # sparse: it takes no room
+    os.truncate(path, prior_file.MAX_FILE_BYTES + 1)  # sparse: it takes no space
     with pytest.raises(PriorFileError, match="bytes, a prior file at most"):
         read_prior(path)
 

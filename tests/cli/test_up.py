@@ -1,4 +1,4 @@
-"""`outrider up` with everything real: starts, serves, and leaves nothing behind."""
+"""`outrider up` with real services: it starts, serves, and leaves nothing over."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = [*VERIFIER, "--http-port", "0"]
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`outrider up` with a small target; its logs are kept for a test that fails."""
+    """`outrider up` with a small target; its logs are kept for a failing test."""
     command = [*COMMAND, "up", *SMALL, "--log-folder", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
     with subprocess.Popen(
@@ -49,7 +49,7 @@ def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def addresses(process: subprocess.Popen[str]) -> dict[str, str]:
-    """What the command printed about its services, up to the last line of these; returns when all of them serve."""
+    """What the command printed about its services, up to the last of these lines; returns when all of them serve."""
     assert process.stdout is not None
     found: dict[str, str] = {}
     while "redis" not in found:
@@ -71,7 +71,7 @@ def command_of(pid: int) -> str:
 
 
 def ask_lab(gateway: str, **request: Any) -> dict[str, Any]:
-    """Asks the page's laboratory for its state, or for something to be broken."""
+    """Asks the page's laboratory for its state, or to break something."""
     data = json.dumps(request).encode() if request else None
     asked = urllib.request.Request(f"http://{gateway}/page/lab", data, {"content-type": "application/json"})
     with urllib.request.urlopen(asked, timeout=30) as answer:
@@ -80,7 +80,7 @@ def ask_lab(gateway: str, **request: Any) -> dict[str, Any]:
 
 
 def opened(exits: ExitStack, pid: int) -> int:
-    """A handle that becomes readable when the process ends, even if another takes its id."""
+    """A handle that becomes readable when the process ends, even if another process gets its id."""
     handle = os.pidfd_open(pid)
     exits.callback(os.close, handle)
     return handle
@@ -163,7 +163,7 @@ def test_its_curl_line_works_and_what_is_killed_is_started_anew(tmp_path: Path) 
             os.kill(verifier, signal.SIGKILL)
             assert process.stderr.readline().startswith("the verifier was killed (signal 9); started anew")
             until_true(lambda: ask_lab(gateway)["speculator"] == "running")
-            # The gateway's client waits for the verifier, and goes on where that was.
+            # The gateway's client waits for the verifier, and resumes its generation.
             until_true(lambda: subprocess.run(f"{curl} --fail", shell=True, capture_output=True).returncode == 0)
             again = json.loads(subprocess.run(curl, shell=True, capture_output=True, check=True).stdout)
             assert again["choices"][0]["text"] == answer["choices"][0]["text"]
@@ -359,7 +359,7 @@ def test_a_service_that_cannot_start_is_explained() -> None:
 
 @pytest.fixture
 def other_draft(tmp_path: Path) -> Path:
-    """A draft model whose tokenizer is not the demo target's: two tokens have changed places."""
+    """A draft model whose tokenizer differs from the demo target's: two tokens have changed places."""
     folder = tmp_path / "draft"
     shutil.copytree(Path(models.__file__).parent / "demo" / "draft", folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -378,7 +378,7 @@ def test_models_that_cannot_work_are_refused_before_anything_starts(other_draft:
         ("--draft", str(other_draft)): f"--draft must be a model with the target's tokenizer, got '{other_draft}' for "
         f"'demo/target-100m': {difference}",
     }
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # what is wrong is told before a port that is taken
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # flags are checked before the port, which is taken
         port = str(listener.getsockname()[1])
         for flags, message in refused.items():
             result = CliRunner().invoke(app, ["up", *flags, "--port", port, "--log-folder", str(tmp_path / "logs")])
@@ -411,7 +411,7 @@ def test_wrong_flags_end_it_at_once_and_a_redis_that_is_not_there_is_told_of() -
     run = subprocess.run([*COMMAND, "up", *flags, "--device", "gpu"], capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert run.stderr == "error: --device must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps, got 'gpu'\n"
-    # What a service alone finds wrong.
+    # Errors that only the services themselves find.
     environ = {**os.environ, "OUTRIDER_DATASTORE_LOG_LEVEL": "loud"}
     command = [*COMMAND, "up", *flags]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env=environ)

@@ -1,4 +1,4 @@
-"""The proxy makes the way long, thin or impassable, and changes nothing else."""
+"""The proxy adds latency to a link, limits its bandwidth or cuts it, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_proxy(target: str, **settings: float) -> DelayProxy:
 
 @asynccontextmanager
 async def an_echo_server() -> AsyncIterator[str]:
-    """Sends back what it is sent, then closes when its client closes. Its address."""
+    """A server that echoes, and closes when its client closes. Yields its address."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -41,7 +41,7 @@ async def an_echo_server() -> AsyncIterator[str]:
 async def listening(
     handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]],
 ) -> AsyncIterator[str]:
-    """A server. Its address."""
+    """Runs a server. Yields its address."""
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     async with server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -49,7 +49,7 @@ async def listening(
 
 @asynccontextmanager
 async def dialled(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection."""
+    """Opens a connection."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -112,7 +112,7 @@ async def test_closing_the_proxy_cuts_its_connections() -> None:
 
 
 async def end_of(reader: asyncio.StreamReader) -> bytes:
-    """What still comes until the connection ends, one way or the other."""
+    """Everything that arrives until the connection ends, in whatever way."""
     with suppress(ConnectionResetError):
         return await reader.read()
     return b""
@@ -279,7 +279,7 @@ def test_a_wrong_flag_of_the_proxy_is_named() -> None:
 
 @asynccontextmanager
 async def a_greeter() -> AsyncIterator[str]:
-    """Answers whatever it is sent with ten bytes. Its address."""
+    """A server that answers everything with ten bytes. Yields its address."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):

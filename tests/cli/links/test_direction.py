@@ -56,7 +56,7 @@ def test_a_shorter_delay_does_not_overtake_what_is_on_its_way() -> None:
 def test_bytes_take_the_time_that_the_rate_gives_them_one_after_the_other() -> None:
     direction = a_direction(rate_mbit=1, delay_ms=20)
     assert [direction.enter(1.0, PACKET) for _ in range(3)] == pytest.approx([1.03, 1.04, 1.05])
-    assert direction.enter(2.0, PACKET) == pytest.approx(2.03)  # a direction that has been idle has saved nothing up
+    assert direction.enter(2.0, PACKET) == pytest.approx(2.03)  # an idle direction saves nothing up
 
 
 def test_a_rate_that_is_lifted_holds_nothing_back() -> None:

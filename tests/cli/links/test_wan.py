@@ -1,4 +1,4 @@
-"""A real network between two namespaces: packets are late, lost and counted, and nothing of it is left behind."""
+"""A real network between two namespaces: packets are late, lost and counted, and nothing of it is left over."""
 
 from __future__ import annotations
 

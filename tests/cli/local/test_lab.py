@@ -1,4 +1,4 @@
-"""Faults on demand: what the socket answers, whom it lets in, and what it does to processes and links."""
+"""Faults on demand: the socket's answers and access rights, and the effects on processes and links."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ pytestmark = pytest.mark.slow
 
 
 class Speculator(ManagedProcess):
-    """A process that says it serves when a test says so."""
+    """A process that claims to serve if the test says so."""
 
     serves = True
 
     def is_serving(self) -> bool:
-        """What the test says."""
+        """The test's choice."""
         return self.serves
 
 
 class Caller:
-    """Calls the socket, and lets the supervisor work in between: all in one thread."""
+    """Calls the socket, and lets the supervisor work in between, all in one thread."""
 
     def __init__(self, path: Path, supervisor: Supervisor) -> None:
         self._connection, self._supervisor = socket.socket(socket.AF_UNIX), supervisor
@@ -52,7 +52,7 @@ class Caller:
         return answer
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._connection.close()
 
 
@@ -120,7 +120,7 @@ def test_a_link_is_made_slow_and_fast_again(caller: Caller, stack: SimpleNamespa
         assert caller.ask({"action": "state"})["actions"] == ["kill_speculator", "set_delay"]
     finally:
         link.kill()
-    assert "error" in caller.ask({"action": "state"})  # the link is gone: an answer all the same
+    assert "error" in caller.ask({"action": "state"})  # without the link there is still an answer
 
 
 @pytest.mark.parametrize(

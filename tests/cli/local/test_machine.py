@@ -1,4 +1,4 @@
-"""Cores are counted as this process may use them, and shared out. Addresses are looked at before use."""
+"""The cores that this process may use are counted and shared out. Addresses are checked before use."""
 
 from __future__ import annotations
 

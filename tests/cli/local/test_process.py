@@ -1,4 +1,5 @@
-"""Child processes: started, ended, restarted, never left behind. The delay proxy is the child: it starts quickly."""
+"""Child processes are started, ended, restarted, never left over. The child is the delay proxy, which starts
+quickly."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def test_the_end_of_a_child_is_described(child: ManagedProcess) -> None:
 
 
 def printing(folder: Path, program: str, **flag_names: str) -> ManagedProcess:
-    """A process that runs this program as a module, given a log of an earlier run."""
+    """A process that runs this program as a module, with the log of an earlier run."""
     (folder / "printing.py").write_text(program)
     log = folder / "printing.log"
     log.write_text("error: --model: of an earlier run\n")

@@ -1,4 +1,4 @@
-"""A Redis of one's own, with whatever server program this machine has."""
+"""A Redis of one's own, with whichever server program this machine has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Processes that die are started anew; pauses grow; who always dies again is given up. The child is a delay proxy."""
+"""Processes that die are restarted after growing pauses, and given up if they keep dying. The child is a delay
+proxy."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def child(tmp_path: Path) -> Iterator[ManagedProcess]:
 
 
 class Clock:
-    """A clock that every report moves on, so that no pause is waited for."""
+    """A clock that every report advances, so that no pause is waited for."""
 
     def __init__(self, step_s: float = 100.0) -> None:
         self.now, self.step_s = 0.0, step_s
@@ -54,7 +55,7 @@ def supervised(child: ManagedProcess, clock: Clock, *, is_vital: bool = False) -
 
 
 def step_until(supervisor: Supervisor, holds: Callable[[], bool]) -> None:
-    """Lets it work until something holds."""
+    """Lets it work until a condition holds."""
     while not holds():
         supervisor.step()
 

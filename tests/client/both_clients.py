@@ -1,4 +1,4 @@
-"""The asyncio and the blocking client, asked alike."""
+"""The asyncio and the blocking client, called alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in front of a real verifier and cuts calls off after a given number of messages."""
+"""A proxy of a real verifier that cuts calls off after a given number of messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.v1.verifier_pb2 import GenerateRequest
 
 
 class CuttingVerifier(verifier_pb2_grpc.VerifierServiceServicer):
-    """Passes on what the real one says; the first calls end with a status after so many messages each."""
+    """Forwards the real verifier's responses; the first calls end with a status after so many messages each."""
 
     def __init__(self, stub: Any) -> None:
         self.address = ""
@@ -22,7 +22,7 @@ class CuttingVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self._cuts: Sequence[int] = ()
 
     def cut(self, *cuts: int) -> None:
-        """The calls from here on are cut after so many messages; later ones are not."""
+        """The next calls are cut after so many messages each; later ones are not."""
         self.requests, self._cuts = [], cuts
 
     async def Generate(self, request: GenerateRequest, context: Any) -> None:  # type: ignore[override]
@@ -40,7 +40,7 @@ class CuttingVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
 @asynccontextmanager
 async def cutting(address: str, *cuts: int) -> AsyncIterator[CuttingVerifier]:
-    """One in front of the verifier at an address."""
+    """Runs one in front of the verifier at an address."""
     async with grpc.aio.insecure_channel(address) as channel:
         servicer = CuttingVerifier(verifier_pb2_grpc.VerifierServiceStub(channel))
         servicer.cut(*cuts)

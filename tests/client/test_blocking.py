@@ -1,4 +1,4 @@
-"""The blocking client is the asyncio client without asyncio."""
+"""The blocking client equals the asyncio client, without asyncio."""
 
 from __future__ import annotations
 

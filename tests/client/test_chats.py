@@ -1,4 +1,4 @@
-"""Chats in OpenAI's shape: what goes out, and what is refused before anything does."""
+"""Chats in OpenAI's format: what is sent, and what is refused before that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asyncio client: what goes out, what comes in, how it ends."""
+"""The asyncio client: its requests, its results, and its ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that says how far it is may take its time; one that is silent may not."""
+"""A server that reports its progress may take its time; a silent one may not."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.client.both_clients import complete
 from tests.support.fake_verifier import FakeVerifier, a_good_generation, chunk, finished, started
 
 UNKNOWN = GenerateResponse.FromString(b"\x9a\x06\x00")
-"""An event of a server to come: field 99."""
+"""An event of a future server: field 99."""
 
 
 def slowly(context: grpc.ServicerContext, event: GenerateResponse) -> Iterator[GenerateResponse]:
-    """The same event for more than twice as long as the clients of these tests are patient."""
+    """Repeats the event for more than twice as long as the clients of these tests are patient."""
     gone = threading.Event()
     context.add_callback(gone.set)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""A method as its paper has it: what is fixed, what may be tuned, and what is refused."""
+"""A method as published: which parameters are fixed, which may be tuned, and which are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sent(**options: Any) -> types_pb2.SpeculationParams:
 
 
 def resolved(**options: Any) -> SpeculationParams:
-    """The parameters as a server takes them, whose defaults are Outrider's own."""
+    """The parameters as a server reads them, with Outrider's own defaults."""
     defaults = SpeculationParams(AUTO, 12, 64, 0.2, rows=Rows.TREE)
     return speculation_from_proto(sent(**options), defaults, SpeculationLimits())
 

@@ -1,4 +1,4 @@
-"""The examples of clients/README.md, run against services as they are."""
+"""The examples of clients/README.md, run against real services."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """A verifier with a speculator and a gateway; its target is small, and in the format in which no text differs."""
+    """A verifier with a speculator and a gateway; its target is small, and in the number format in which texts
+    agree."""
     config = StackConfig(
         target="demo/target",
         target_dtype="float32",

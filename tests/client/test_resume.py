@@ -1,4 +1,4 @@
-"""A generation outlives the call that it began in, and its text is the one that it would have been."""
+"""A generation survives the call that it began in, and its text is the same as in a single call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOBODY = "127.0.0.1:9"
 
 
 def breaks_once(verifier: FakeVerifier, code: Code = Code.UNAVAILABLE) -> Script:
-    """The first call breaks after a chunk; the second says the rest."""
+    """The first call breaks after a chunk; the second one sends the rest."""
 
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         yield started()

@@ -1,4 +1,4 @@
-"""Wherever a generation of a real verifier is cut, its text is the one that it would have been."""
+"""Wherever a real verifier's generation is cut, its text is the same as in a single call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def real() -> AsyncIterator[RunningVerifier]:
 async def hot_generation(
     real: RunningVerifier, is_good: Callable[[list[Chunk]], bool]
 ) -> tuple[GenerateOptions, list[Chunk], Result]:
-    """One that is so hot that it speaks in bytes rather than in characters, and its chunks are good for a test."""
+    """So hot that the text is bytes rather than characters, and its chunks make a good test."""
     async with Client(real.address) as client:
         for seed in range(100):
             options = GenerateOptions(temperature=5.0, seed=seed, max_tokens=16, ignore_eos=True)
@@ -60,7 +60,7 @@ async def test_the_rest_of_a_text_comes_once_however_often_its_end_is_cut(real: 
         (end + 1, 2),
         (end, 1),
         (3, end - 1),
-    ):  # before the rest, behind it, and behind it again
+    ):  # before the rest, after it, and after it again
         async with cutting(real.address, *cuts) as front:
             resumed = await complete(front.address, "asyncio", **options)
             assert (resumed.text, resumed.token_ids) == (whole.text, whole.token_ids), cuts
@@ -73,7 +73,7 @@ async def test_a_generation_that_was_cut_before_its_stop_token_still_stops_there
         stop = next(token for token in plain.token_ids[10:] if token not in plain.token_ids[:10])
         options["stop_token_ids"] = [stop]
         whole = await client.complete(PROMPT, **options)
-        # A caller that took the stop token for output hears the same.
+        # A caller that counted the stop token as output gets the same result.
         again = await client.complete(PROMPT, resume_token_ids=[*whole.token_ids, stop], **options)
     assert whole.stop_token_id == stop
     assert (again.token_ids, again.stop_token_id) == ((), stop)
@@ -86,7 +86,7 @@ async def test_a_generation_that_was_cut_before_its_stop_token_still_stops_there
 
 async def test_a_generation_without_a_seed_keeps_the_one_that_the_server_drew(real: RunningVerifier) -> None:
     options = GenerateOptions(temperature=1.0, max_tokens=30, ignore_eos=True)
-    async with cutting(real.address, 1, 9, 5) as front:  # the first call says no more than its seed
+    async with cutting(real.address, 1, 9, 5) as front:  # the first call gives only its seed
         resumed = await complete(front.address, "asyncio", **options)
     assert resumed.num_resumes == 3
     whole = await complete(real.address, "asyncio", **options, seed=resumed.seed)

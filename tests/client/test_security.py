@@ -39,7 +39,7 @@ class Recording(grpc.ServerInterceptor):  # type: ignore[misc]
 
 @dataclass
 class Secured:
-    """A verifier behind mTLS, and files to reach it with."""
+    """A verifier that requires mTLS, and the files to reach it with."""
 
     address: str
     files: dict[str, Path]
@@ -78,7 +78,7 @@ async def test_a_view_for_a_caller_shows_its_token_on_the_same_connection(secure
         async with client.for_caller("theirs") as view:
             assert (await view.complete("x")).text == "a b c d"
         assert (await client.for_caller("").info()).version == "1"
-        # Leaving the view has closed nothing.
+        # Leaving the view closes nothing.
         assert (await client.for_caller("others").complete("x")).text == "a b c d"
         assert (await client.info()).version == "1"
         assert view._replicas is client._replicas

@@ -1,4 +1,5 @@
-"""A generation that begins while verifiers restart waits for one; where there is nobody at all, that is said soon."""
+"""A generation that begins while verifiers restart waits for one; if there is no verifier at all, that is soon
+reported."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from tests.support.fake_verifier import FakeVerifier, Script, a_good_generation
 
 Code = grpc.StatusCode
 LONGER_S = 2.0
-"""Than calls are repeated that nobody takes."""
+"""Longer than the time for which a call is repeated that no server accepts."""
 
 
 def refuses_for(verifier: FakeVerifier, refusal_s: float, code: Code, *, promises: bool) -> Script:
-    """Refuses; after a while it serves. `promises`: that it will."""
+    """Refuses at first, and serves later. `promises`: its refusals say so."""
     began = time.monotonic()
 
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:

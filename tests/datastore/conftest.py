@@ -71,13 +71,13 @@ def stub(served: Served) -> pb_grpc.DatastoreServiceAsyncStub:
 
 @pytest.fixture
 def scope() -> Scope:
-    """A session of a tokenizer that no other test has: what an earlier run left in a shared Redis is not seen."""
+    """A session of a tokenizer of its own, so that data of earlier runs in a shared Redis are not seen."""
     return Scope(f"test {uuid.uuid4().hex}", "a session")
 
 
 @pytest.fixture
 def contributing(scope) -> pb.Scope:
-    """A message's scope for that session, which shares with its tenant what it records."""
+    """A message's scope for that session, which shares its records with its tenant."""
     return pb.Scope(
         tokenizer_hash=scope.tokenizer_hash,
         session_id=scope.session_id,

@@ -52,5 +52,5 @@ async def test_a_caller_who_stops_waiting_leaves_no_process():
 
 
 def _children() -> list[int]:
-    """Processes that this one has started, and that count."""
+    """Processes that this one has started, and that are counting."""
     return [each.pid for each in psutil.Process().children() if "outrider.datastore.background" in each.cmdline()]

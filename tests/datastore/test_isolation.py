@@ -1,4 +1,4 @@
-"""No session obtains what was not shared with it: every tier, every pair of scopes."""
+"""No session gets data that were not shared with it: every tier, every pair of scopes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_rings_answer_only_those_who_may_ask(store, scope):
         corner = replace(scope, corpus=f"corner {number}")
         await store.record(writer.scope(corner), 0, [1, 2, 3], [])
         await store.end_session(writer.scope(corner), 3)
-        # The last entry of each ring: when it is there, everything before it is.
+        # The last entry of each ring: once it is there, so is everything before it.
         for tenant, retrieval_scope in itertools.product(("acme", "evil"), (TENANT, GLOBAL)):
             last = Scope(scope.tokenizer_hash, "last", corner.corpus, tenant, retrieval_scope, contribute=True)
             await store.record(last, 0, [8, 9], [])
@@ -151,7 +151,7 @@ NAMES = ["a", "a:b", "{a}", "a}", "}:s:a", "%61", "a/b", "a%3Ab", "é", "a:dynam
 
 
 async def test_names_cannot_reach_into_another_scope(store, scope, redis_url):
-    """No two scopes share a key, however their names are put together."""
+    """No two scopes share a key, however their names are combined."""
     scopes = [
         Scope(scope.tokenizer_hash + tokenizer, session_id, corpus, tenant, TENANT, contribute=True)
         for tokenizer, session_id, corpus, tenant in [
@@ -199,7 +199,7 @@ async def test_everything_but_priors_expires(store, scope, redis_url):
     async with Redis.from_url(redis_url) as redis:
         keys = [key async for key in redis.scan_iter(full_keys(scope.tokenizer_hash))]
         left_s = {key.decode().partition("}:")[2]: await redis.ttl(key) for key in keys}
-    # To a hundred seconds, as a busy machine takes some; -1 is for ever.
+    # Rounded to a hundred seconds, because a busy machine takes some; -1 means no expiry.
     ttls = {key: seconds if seconds < 0 else round(seconds, -2) for key, seconds in left_s.items()}
     assert ttls == {
         "prior:": -1,

@@ -1,4 +1,4 @@
-"""A prior is all there or not there at all."""
+"""A prior is loaded completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = np.random.default_rng(3).integers(100, 1000, 6000).tolist()
 
 
 def loading(store, scope):
-    """A long prior on its way in."""
+    """A long prior that is being loaded."""
     return store.load_prior(scope.corpus_id(ALL_TENANTS), [LONG], PriorTable.build([LONG], 3))
 
 
@@ -141,7 +141,7 @@ async def test_a_load_that_takes_long_does_not_expire_while_it_goes_on(store, sc
 
 
 def interrupted(store, monkeypatch, hurt) -> None:
-    """Has something done in front of each command of the store, and of each transaction as a whole."""
+    """Runs a callback before each command of the store, and before each transaction as a whole."""
     execute = store._client._execute
 
     async def execute_later(commands, send):
@@ -155,7 +155,7 @@ def interrupted(store, monkeypatch, hurt) -> None:
 
 
 async def is_listed(store, scope) -> bool:
-    """Returns True if the prior for all tenants is among those that are listed."""
+    """Returns True if the prior for all tenants is listed."""
     return scope.corpus_id(ALL_TENANTS) in [info.id for info in await store.list_corpora()]
 
 

@@ -1,6 +1,6 @@
-"""Requests as the servicer takes them: every field is checked, and a caller names no tenant but its own.
+"""Requests as the servicer reads them: every field is checked, and a caller may name only its own tenant.
 
-What a message says of a tenant counts only for those who speak for all.
+A message's tenant counts only for callers that act for all tenants.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_metrics_are_the_statistics_under_other_names():
 @pytest.mark.slow
 async def test_the_service_prints_where_its_metrics_are_and_ends_on_sigterm(redis_url, scope):
     command = [sys.executable, "-m", "outrider.datastore", "--listen", "127.0.0.1:0", "--redis-url", redis_url]
-    # On a machine that others load, Redis may take its time to answer, and a process to end what it serves.
+    # On a loaded machine, Redis may answer slowly, and a process may take time to end its calls.
     command += ["--metrics-listen", "127.0.0.1:0", "--drain-timeout-s", "60", "--lookup-timeout-ms", "5000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, **pipes) as process:  # noqa: ASYNC220 - it is to run beside us
@@ -77,12 +77,12 @@ async def test_the_service_prints_where_its_metrics_are_and_ends_on_sigterm(redi
                 found = {s.name: s for f in text_string_to_metric_families(text) for s in f.samples if s.value}
                 assert found["outrider_datastore_hits_total"].labels == {"tier": "dynamic"}
                 assert found["outrider_datastore_lookup_duration_seconds_count"].value == 1
-                # A stream that never ends by itself does not hold the process up: it ends in order.
+                # An endless stream does not hold the process up: it is ended in order.
                 watch = stub.Watch(pb.WatchRequest(scope=pb.Scope(tokenizer_hash=scope.tokenizer_hash)))
                 await watch.read()
                 process.send_signal(signal.SIGTERM)
                 assert await watch.code() == grpc.StatusCode.OK
-            # Long before it would cut off what still runs.
+            # Long before the process would cut off running calls.
             assert process.wait(30) == 0
         finally:
             process.kill()

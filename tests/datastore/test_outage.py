@@ -1,4 +1,4 @@
-"""Redis away, hung, empty, or back: lookups are answered all the same, and everything recovers by itself."""
+"""Redis is away, hangs, is empty, or comes back: lookups are still answered, and everything recovers by itself."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ async def test_what_redis_lost_is_forgotten_and_what_comes_is_found(caller, own_
     own_redis.start()  # empty: neither tokens nor Functions
     await until(lambda: is_back(calls))
     assert await calls.ask(1) == (False, 0, [])
-    # The prior that is held is not the truth any more.
+    # The prior in the replica is outdated.
     await until(lambda: has_no_prior(served, contributing))
-    # The ring goes on from where it was.
+    # The ring continues from its old position.
     again = pb.Scope.FromString(contributing.SerializeToString())
     again.session_id = "after"
     await until(lambda: is_recorded(served, contributing))

@@ -19,7 +19,7 @@ LIMITS = Limits(3, 4)
 
 
 class Silent:
-    """A store that answers everything but lookups: as Redis does while one is late."""
+    """A store that answers everything except lookups, like Redis while lookups are late."""
 
     def __init__(self, store) -> None:
         self._store = store
@@ -39,7 +39,7 @@ async def replica(store, redis_url):
 
 
 async def locally(replica: Replica, scope, *contexts: list[int], limits=LIMITS):
-    """Looks contexts up in what the replica holds."""
+    """Looks up contexts in what the replica holds."""
     store, replica.store = replica.store, Silent(replica.store)
     try:
         answers = await replica.look_up(LookupCommand(scope, contexts, limits))

@@ -1,4 +1,4 @@
-"""Rings: what ended sessions leave behind, followed by every replica."""
+"""Rings: the tokens of ended sessions, copied by every replica."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def background() -> Iterator[Background]:
 
 
 async def say(store, scope: Scope, session_id: str, *token_ids: int) -> None:
-    """A session that says something and ends."""
+    """A session that records tokens and ends."""
     scope = replace(scope, session_id=session_id)
     assert await store.record(scope, 0, token_ids, []) == len(token_ids)
     assert await store.end_session(scope, len(token_ids)) == len(token_ids)
 
 
 async def entries_of(redis_url: str, scope: Scope) -> list[tuple[int, int, int]]:
-    """End, open, and number of tokens of the entries of the only ring of a tokenizer."""
+    """End, open, and number of tokens of each entry of a tokenizer's only ring."""
     async with Redis.from_url(redis_url) as redis:
         keys = await redis.keys(full_keys(scope.tokenizer_hash) + ":ring")
         found = await redis.xrange(keys[0]) if keys else []
@@ -69,7 +69,7 @@ async def test_an_ended_session_is_found_by_the_next_with_a_longer_match(served,
 
     result = await until(answer)
     assert (result.match_len, list(result.token_ids), list(result.counts)) == (5, [6, 7], [1, 1])
-    # Three tokens: the n-gram tiers know them as well, and stand in front.
+    # Three tokens: the n-gram tiers know them as well, and come first.
     short = pb.LookupRequest(scope=named, queries=[query(9, 1, 2, 3)])
     [response] = await look_up(stub, short)
     assert (response.results[0].match_len, response.results[0].tier) == (3, types_pb2.SOURCE_SHARED)
@@ -101,7 +101,7 @@ async def test_what_two_replicas_hold_is_the_same(serve, redis_url, scope):
     prior = pb.LoadPriorRequest(scope=pb.Scope(tokenizer_hash=scope.tokenizer_hash), documents=[sequence(70, 71)])
     await load_prior(two.stub, prior)
     await record(one.stub, pb.RecordRequest(scope=named, accepted_token_ids=[1, 2, 3, 4, 5]))
-    # The session goes on, and ends, at the other replica.
+    # The session continues, and ends, at the other replica.
     assert await record(two.stub, pb.RecordRequest(scope=named, base_len=5, accepted_token_ids=[6])) == [6]
     assert await tiers_after(two, named, [5]) == [types_pb2.SOURCE_DYNAMIC]
     assert await record(two.stub, pb.RecordRequest(scope=named, base_len=6, end_session=True)) == [6]

@@ -239,7 +239,7 @@ async def test_a_stream_ages_and_ends_between_requests_but_a_watcher_stays(serve
     await watch.read()
     num_answers, began = 0, time.monotonic()
     call = stub.Record()
-    # A write meets the end as gRPC wants it.
+    # gRPC decides which of these errors a write gets at the end.
     with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
         while True:
             await call.write(pb.RecordRequest(scope=named, base_len=num_answers, accepted_token_ids=[1]))

@@ -1,4 +1,4 @@
-"""Watch: copies of the prior and of the shared tier, somewhere else."""
+"""Watch: remote copies of the prior and of the shared tier."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def watched(scope) -> pb.Scope:
 
 
 def assembled(pieces: list[pb.PriorPiece]) -> list[list[int]]:
-    """Puts the pieces of one prior together as a watcher does."""
+    """Assembles the pieces of one prior as a watcher does."""
     found: list[list[int]] = []
     is_open = False
     for index, piece in enumerate(pieces):
@@ -61,7 +61,7 @@ class Watcher:
         self.call = stub.Watch(pb.WatchRequest(scope=scope))
 
     async def prior(self) -> list[list[int]]:
-        """The next prior, whole."""
+        """The next complete prior."""
         pieces: list[pb.PriorPiece] = []
         while not pieces or not pieces[-1].is_last:
             response = await self._next()
@@ -108,7 +108,7 @@ async def test_a_prior_that_is_loaded_or_deleted_is_sent_as_it_happens(stub, wat
     assert await watcher.prior() == [[1, 2]]
     await load_prior(stub, prior_of(watched.tokenizer_hash, [3, 4], tenant="default"))
     assert await watcher.prior() == [[3, 4]]
-    # Behind the tenant's own: nothing changes for this watcher.
+    # The tenant's own prior comes first, so nothing changes for this watcher.
     await load_prior(stub, prior_of(watched.tokenizer_hash, [5, 6]))
     delete = pb.DeleteCorpusRequest(
         scope=pb.Scope(tokenizer_hash=watched.tokenizer_hash, tenant="default", corpus="default")
@@ -146,7 +146,7 @@ async def test_only_the_latest_additions_are_kept_for_new_watchers(serve, redis_
 async def test_a_watcher_who_stops_reading_is_cut_off_and_holds_no_one_up(serve, redis_url, contributing, watched):
     served = await serve(redis_url, stall_timeout_s=0.5)
     stub = served.stub
-    # More than the buffers between the two hold.
+    # More than fits into the buffers between the two.
     await load_prior(stub, *many_documents(contributing.tokenizer_hash))
     stalled = stub.Watch(pb.WatchRequest(scope=watched))
     await stalled.read()

@@ -1,4 +1,4 @@
-"""Redis as the datastore uses it: signing in, encryption, and what is said when it is away."""
+"""Redis as the datastore uses it: authentication, encryption, and the errors while it is away."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_lookups_fail_at_once_while_redis_hangs_and_work_after_it(open_cli
                 await client.look_up([("ECHO", "a")])
         assert time.monotonic() - began < 0.5
     async with asyncio.timeout(2):
-        while not await answers(client):  # noqa: ASYNC110 - what is waited for is in another process
+        while not await answers(client):  # noqa: ASYNC110 - another process is awaited
             await asyncio.sleep(0.005)
 
 
@@ -100,7 +100,7 @@ async def test_a_unix_socket_will_do(open_client, own_redis, tmp_path):
 
 @pytest.fixture
 def certificate(tmp_path) -> Path:
-    """For localhost; its key is key.pem beside it."""
+    """For localhost; its key is key.pem next to it."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

@@ -1,4 +1,4 @@
-"""Keys and values as earlier releases wrote them: a change of any needs another number in the names."""
+"""Keys and values as earlier releases wrote them: any change needs another version number in the names."""
 
 from __future__ import annotations
 

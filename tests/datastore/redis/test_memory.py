@@ -1,4 +1,4 @@
-"""The memory that Redis may use, and what it gives up first."""
+"""The memory that Redis may use, and what it evicts first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_without_a_budget_redis_is_left_as_it_is(own_redis, open_store, sc
 
 
 async def test_a_redis_that_refuses_its_budget_is_used_with_a_warning(own_redis, open_store, scope, capsys):
-    restart(own_redis, "--rename-command", "CONFIG", "")  # as in a Redis that others manage
+    restart(own_redis, "--rename-command", "CONFIG", "")  # as in a managed Redis
     store = open_store(own_redis.url, memory_budget_mb=64)
     assert await store.record(scope, 0, [1, 2], []) == 2
     warning = capsys.readouterr().out
@@ -69,7 +69,7 @@ async def test_what_is_evicted_is_never_a_prior(own_redis, open_store, scope):
     found = await store.lookup(scope, [[first] for first, _ in prior], LIMITS)
     assert [continuation.token_ids for continuation in found.continuations] == [(second,) for _, second in prior]
     assert len((await store.read_prior(scope.corpus_id(""))).documents) == 2000
-    # A session whose tokens are gone begins again.
+    # A session whose tokens are gone starts over.
     first = replace(shared, session_id="session 0", tenant="tenant 0")
     position = await store.record(first, 2000, [1], [])
     assert position in (0, 2001)

@@ -1,4 +1,4 @@
-"""A Redis that answers and cannot be used: it is left for another, said once, and told to whoever asks."""
+"""A Redis that answers and cannot be used is left for another; the problem is logged once, and reported to callers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ OF_NO_USE: dict[str, tuple[Commands, Commands]] = {
     ),
     "NOPERM": ([("ACL", "SETUSER", "default", "-fcall")], [("ACL", "SETUSER", "default", "+fcall")]),
 }
-"""By the name of the error that Redis answers: what makes it so, and what mends it."""
+"""By the name of Redis's error: the commands that cause it, and those that repair it."""
 
 
 async def records(store: RedisStore, scope: Scope) -> bool:
-    """Records a token again, and returns True if that is taken."""
+    """Records a token again, and returns True if the record is accepted."""
     with suppress(StoreUnavailable):
         return await store.record(scope, 0, [1, 2], []) == 2
     return False
@@ -77,7 +77,7 @@ async def is_of_no_use_for_a_while(name: str, server: LocalRedis, store: RedisSt
         assert name in str(await until(lambda: problem_of(store)))
         with pytest.raises(StoreUnavailable, match=name):
             await store.record(scope, 2, [3], [])
-        if name in ("READONLY", "NOREPLICAS"):  # lookups are answered as ever
+        if name in ("READONLY", "NOREPLICAS"):  # lookups are answered as usual
             [found] = (await store.lookup(scope, [[1]], LIMITS)).continuations
             assert found.token_ids == (2,)
         for command in mends:
@@ -113,7 +113,7 @@ async def has_failed_to_save(redis: Any) -> bool:
 async def test_a_server_that_still_reads_its_data_is_waited_for(own_redis, open_store, scope, tmp_path: Path) -> None:
     store = open_store(own_redis.url)
     (tmp_path / "data").mkdir()
-    # A hundredth of a second for each key; it answers now and then meanwhile.
+    # A hundredth of a second for each key; now and then it answers in between.
     slow = ("--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024")
     restart(own_redis, "--dir", str(tmp_path / "data"), *slow)
     await store.start()
@@ -145,7 +145,7 @@ def other_redis(tmp_path: Path):
 
 @pytest.mark.slow
 async def test_a_demoted_primary_is_left_by_all_connections(own_redis, other_redis, open_store, scope) -> None:
-    # As in front of a managed Redis, whose name leads new connections elsewhere after a failover.
+    # Like a managed Redis, whose name leads new connections elsewhere after a failover.
     async with forgetful(f"127.0.0.1:{own_redis.port}") as proxy:
         store = open_store(f"redis://{proxy.address}/0")
         await store.start()
@@ -173,7 +173,7 @@ async def test_a_primary_is_followed_as_sentinels_say(
         await replica.execute_command("REPLICAOF", "127.0.0.1", str(own_redis.port))
         await until(lambda: is_replicated(replica))
     async with sentinel_of(own_redis, tmp_path) as port, Redis(port=port) as sentinel:
-        # The first Sentinel is not there: the next one is asked.
+        # The first Sentinel does not exist, so the next one is asked.
         store = open_store(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/first/0")
         await store.start()
         assert await records(store, scope)

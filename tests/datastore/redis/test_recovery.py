@@ -1,4 +1,4 @@
-"""A store whose Redis goes away, hangs, is full, or has lost what it held."""
+"""A store whose Redis goes away, hangs, is full, or has lost its data."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_redis_that_hangs_is_given_up_after_the_timeout(own_redis, open_
             await store.lookup(scope, [[1]], LIMITS)
         assert time.monotonic() - began < 1
     async with asyncio.timeout(RECOVERY_S):
-        while not await finds(store, scope):  # noqa: ASYNC110 - what is waited for is in another process
+        while not await finds(store, scope):  # noqa: ASYNC110 - another process is awaited
             await asyncio.sleep(0.005)
 
 

@@ -27,7 +27,7 @@ run = st.lists(token, min_size=1, max_size=6)
 documents = st.lists(st.lists(token, max_size=20), max_size=3)
 tiers = st.just(frozenset(NGRAM_TIERS)) | st.frozensets(st.sampled_from(NGRAM_TIERS), min_size=1)
 step = (
-    # How far the tokens begin before the end of the stream (a request sent again) or behind it (one that got lost).
+    # How far the tokens begin before the end of the stream (a request sent again) or after it (one was lost).
     st.tuples(st.just("accept"), st.integers(-6, 3), st.lists(token, max_size=20))
     | st.tuples(st.just("reject"), run, run)
     | st.tuples(st.just("other"), run)
@@ -36,7 +36,7 @@ step = (
 
 
 class Reference:
-    """Answers as a session must be answered: the reference of the tiers, and the stream as the session knows it."""
+    """The right answers to a session: the reference of the tiers, and the stream as the session knows it."""
 
     def __init__(self, prior: list[list[int]]) -> None:
         self.stream: list[int] = []
@@ -80,7 +80,7 @@ async def test_answers_as_the_reference_does_whatever_was_recorded(store, scope,
         if kind == "accept":
             offset, token_ids = values
             base_len = max(0, len(reference.stream) + offset)
-            # What a session sends again is what it has sent before.
+            # When a session sends tokens again, they are the same ones.
             repeated = reference.stream[base_len:]
             token_ids = [*repeated, *token_ids[len(repeated) :]][: len(token_ids)]
             reference.accept(base_len, token_ids)
@@ -135,7 +135,7 @@ async def test_a_request_with_a_gap_stores_nothing_and_returns_the_position(stor
 
 
 async def contents(redis_url: str, scope) -> dict[str, object]:
-    """Everything that is stored of a tokenizer."""
+    """Everything that is stored for a tokenizer."""
     async with Redis.from_url(redis_url) as redis:
         found = {}
         for key in await redis.keys(full_keys(scope.tokenizer_hash)):

@@ -2,7 +2,7 @@
 
     make checkov
 
-What is deliberate is skipped, each check with its reason, in deploy/.checkov.yaml.
+Deliberate exceptions are skipped, each check with its reason, in deploy/.checkov.yaml.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.manifests import DEPLOY, rendered_text, variants
 
 
 def main(checkov: str) -> int:
-    """The exit status of checkov, which is 1 where a check fails."""
+    """The exit status of checkov, which is 1 if a check fails."""
     with tempfile.TemporaryDirectory() as temporary:
         for variant in variants():
             Path(temporary, f"{variant}.yaml").write_text(rendered_text(variant), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Builds images with buildah, without a registry, and runs programs in them.
 
-The base is a Debian made by debootstrap, with its python3, in place of the Dockerfile's own base; packages come from a
+The base is a Debian made by debootstrap, with its python3, instead of the Dockerfile's own base; packages come from a
 folder of wheels. Both are kept in the cache of continuous integration: they take a minute or two to make.
 """
 
@@ -23,7 +23,7 @@ BASE = "localhost/python:debian"
 
 
 def lacking() -> str:
-    """What this machine lacks for building images; empty = nothing."""
+    """The tools for building images that this machine lacks; empty = none."""
     programs = ("buildah", "debootstrap", "unshare", "setpriv")
     missing = [program for program in programs if shutil.which(program) is None]
     if os.geteuid() != 0:
@@ -38,11 +38,11 @@ def cache_folder() -> Path:
 
 
 def debian_folder() -> Path:
-    """A Debian with python3 and what makes virtual environments."""
+    """A Debian with python3 and the packages that virtual environments need."""
     folder = cache_folder() / DEBIAN
     if not folder.is_dir():
         partial = folder.with_name(f"{DEBIAN}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # debootstrap does not go on where it was
+        shutil.rmtree(partial, ignore_errors=True)  # debootstrap cannot resume
         partial.parent.mkdir(parents=True, exist_ok=True)
         packages = "--include=python3,python3-venv,ca-certificates"
         run("debootstrap", "--variant=minbase", packages, DEBIAN, str(partial), "http://deb.debian.org/debian")
@@ -51,9 +51,9 @@ def debian_folder() -> Path:
 
 
 def wheels_folder(*extras: str) -> Path:
-    """Wheels of what the project needs with these extras, for Debian's python3."""
+    """Wheels of the project's requirements with these extras, for Debian's python3."""
     requirements = run(sys.executable, "deploy/requirements.py", *extras).splitlines()
-    # What builds the project, and what redis needs before Python 3.11.3: pip asks that of the Python that it runs on.
+    # The build system, and redis's requirement before Python 3.11.3: pip evaluates that for the Python that it runs on.
     requirements += ["setuptools>=77", "async-timeout"]
     folder = cache_folder() / f"wheels-{hashlib.sha256(repr(requirements).encode()).hexdigest()[:12]}"
     if not folder.is_dir():
@@ -65,7 +65,7 @@ def wheels_folder(*extras: str) -> Path:
 
 
 def run(*command: str, **options: Any) -> str:
-    """What a program says on stdout. Its stderr is the test's."""
+    """A program's stdout. Its stderr goes to the test's."""
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, **options).stdout
 
 
@@ -74,7 +74,7 @@ class Image:
     """An image that was built, and its files."""
 
     config: dict[str, Any]
-    """Of the Open Container Initiative: Env, User, Entrypoint and so on."""
+    """The image's configuration (Open Container Initiative): Env, User, Entrypoint and so on."""
     files: Path
 
     @property
@@ -83,8 +83,8 @@ class Image:
         return sum(path.lstat().st_size for path in self.files.rglob("*") if path.is_file() and not path.is_symlink())
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
-        """Starts a program as a confined container does: the image's user and environment, no capabilities, nothing
-        writable but /tmp. The network is the machine's."""
+        """Starts a program as a confined container does: the image's user and environment, no capabilities, and only
+        /tmp writable. The network is the machine's."""
         given = [*self.config["Env"], *(f"{name}={value}" for name, value in env.items())]
         uid, gid = self.config["User"].split(":")
         confined = (
@@ -114,14 +114,14 @@ class Builder:
         return run("buildah", *storage, *arguments).strip()
 
     def make_base(self) -> None:
-        """Makes the image that stands in for the Dockerfile's base."""
+        """Makes the image that replaces the Dockerfile's base."""
         container = self.buildah("from", "scratch")
         self.buildah("add", "--quiet", container, str(debian_folder()), "/")
         self.buildah("commit", "--quiet", container, BASE)
         self.buildah("rm", container)
 
     def build(self, target: str, wheels: Path, **args: str) -> Image:
-        """Builds a target of the Dockerfile, from wheels alone."""
+        """Builds a target of the Dockerfile, only from wheels."""
         given = {"PYTHON_IMAGE": BASE, "PIP_ARGS": "--no-index --find-links /wheels", **args}
         name = f"localhost/outrider/{target}"
         self.buildah(

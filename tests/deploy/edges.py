@@ -1,4 +1,4 @@
-"""Who may call whom: what NetworkPolicies allow, computed as the API defines it."""
+"""Which workload may call which: the connections that NetworkPolicies allow, computed as the API defines it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pods(objects: list[Object]) -> list[End]:
 
 
 def edges(objects: list[Object], protocol: str = "TCP") -> set[Edge]:
-    """Every connection that the policies allow, of which one end at least is a pod of ours."""
+    """Every connection that the policies allow and that has at least one of our pods."""
     policies, ours = of_kind(objects, "NetworkPolicy"), pods(objects)
     pairs = [(source, target) for source in ours for target in [*ours, *OUTSIDE]]
     pairs += [(source, target) for source in OUTSIDE for target in ours]
@@ -59,7 +59,7 @@ def edges(objects: list[Object], protocol: str = "TCP") -> set[Edge]:
 
 
 def allowed(policies: Iterable[Object], source: End, target: End, port: int, protocol: str = "TCP") -> bool:
-    """Whether source may connect to a port of target: its egress and the target's ingress must both allow it."""
+    """True if source may connect to a port of target: its egress and the target's ingress must both allow it."""
     policies = list(policies)
     return _passes(policies, "Egress", source, target, target, port, protocol) and _passes(
         policies, "Ingress", target, source, target, port, protocol
@@ -67,7 +67,7 @@ def allowed(policies: Iterable[Object], source: End, target: End, port: int, pro
 
 
 def _passes(policies: list[Object], way: str, pod: End, peer: End, server: End, port: int, protocol: str) -> bool:
-    """Whether a pod's own policies let a connection pass; without one, everything does."""
+    """True if a pod's own policies let a connection pass; without a policy, everything passes."""
     own = [each for each in policies if _applies(each, way, pod)]
     rules, peers = ("egress", "to") if way == "Egress" else ("ingress", "from")
     return not own or any(
@@ -89,14 +89,14 @@ def _applies(policy: Object, way: str, pod: End) -> bool:
 
 
 def _is_among(peers: list[Object] | None, end: End, policy: Object) -> bool:
-    """Whether an end is among the peers of a rule; no list and an empty one are everybody."""
+    """True if an end is among the peers of a rule; no list and an empty one mean everybody."""
     return not peers or any(_is_peer(peer, end, policy) for peer in peers)
 
 
 def _is_peer(peer: Object, end: End, policy: Object) -> bool:
     if "ipBlock" in peer:
         if not end.ip:
-            return False  # an address of a pod may be in no block that is meant for others
+            return False  # a block for others may contain no pod's address
         address = ipaddress.ip_address(end.ip)
         blocks = [ipaddress.ip_network(block) for block in peer["ipBlock"].get("except", [])]
         return address in ipaddress.ip_network(peer["ipBlock"]["cidr"]) and not any(
@@ -112,7 +112,7 @@ def _is_peer(peer: Object, end: End, policy: Object) -> bool:
 
 
 def _is_port(ports: list[Object] | None, server: End, port: int, protocol: str) -> bool:
-    """Whether a port is among those of a rule; no list and an empty one are all ports."""
+    """True if a port is among those of a rule; no list and an empty one mean all ports."""
     return not ports or any(each.get("protocol", "TCP") == protocol and _matches(each, server, port) for each in ports)
 
 

@@ -22,7 +22,7 @@ CLASSES: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,
 }
 FROM_SECRETS = {"OUTRIDER_DATASTORE_REDIS_URL": "rediss://datastore:secret@redis:6379/0"}
-"""Variables that a Secret may fill, and a value such as it has."""
+"""Variables that a Secret may fill, and an example of its value."""
 
 
 def settings_of(workload: Object, objects: list[Object]) -> Any:
@@ -36,7 +36,7 @@ def settings_of(workload: Object, objects: list[Object]) -> Any:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a variable is a setting of ours."""
+    """True if a variable is one of our settings."""
     return name.startswith("OUTRIDER_")
 
 

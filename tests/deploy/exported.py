@@ -1,4 +1,4 @@
-"""What real services tell Prometheus, after they have worked: what dashboards and alerts may ask for."""
+"""The metrics of real services after some work: dashboards and alerts may query only these."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.support.gateways import running_gateway
 ANY = "127.0.0.1:0"
 PROMPT = "def add(a, b):\n"
 TARGET = frozenset({"job", "instance", "namespace", "pod"})
-"""Labels that Prometheus adds to everything that it scrapes in a cluster, however it is told to."""
+"""Labels that Prometheus always adds to what it scrapes in a cluster."""
 TAKEN = TARGET | {"container", "service", "endpoint", "node", "cluster", "prometheus"}
-"""Labels that it may add: a label of ours with such a name would get another."""
+"""Labels that it may add: a label of ours with such a name would be renamed."""
 
 ENUMERATED = (
     "component",
@@ -66,31 +66,31 @@ class Family:
 
 @cache
 def exported() -> dict[str, dict[str, Family]]:
-    """By service, by the name of the metric. Runs them once for all tests of the process."""
+    """By service, by the name of the metric. Runs the services once for all tests of the process."""
     with TemporaryDirectory() as folder:
         texts = asyncio.run(_run(Path(folder)))
     return {service: _families(text) for service, text in texts.items()}
 
 
 def known() -> Known:
-    """What may be asked of the services of a cluster."""
+    """What may be queried from the services of a cluster."""
     families = [family for service in exported().values() for family in service.values()]
     values: dict[str, frozenset[str]] = {}
     for label in ENUMERATED:
         values[label] = frozenset[str]().union(*(family.values.get(label, ()) for family in families))
     values["finish_reason"] |= {""}
-    # Only some of them came up.
+    # Only some of them have occurred.
     values["code"] = frozenset(code.name for code in grpc.StatusCode)
     series: dict[str, frozenset[str]] = {}
     for family in families:
         for name, labels in family.series.items():
-            # A gateway has no model to name; what others say of theirs may be asked for all the same.
+            # A gateway has no model to name, but a query may use the model of other services.
             series[name] = series.get(name, TARGET) | labels
     return Known(series, values)
 
 
 async def _run(folder: Path) -> dict[str, str]:
-    """All services, some work for each, and what they say then."""
+    """All services, some work for each, and their metrics then."""
     file = folder / "file"
     file.write_bytes(b"1")
     watched = WatchedFiles("--tls-cert, --tls-key", [file], b"".join)
@@ -130,7 +130,7 @@ async def _run(folder: Path) -> dict[str, str]:
 
 @asynccontextmanager
 async def _running(service: Service) -> AsyncIterator[tuple[str, str]]:
-    """Its address, and that of its metrics."""
+    """Its address, and the address of its metrics."""
     server = grpc.aio.server()
     service.register(server)
     port = server.add_insecure_port(ANY)

@@ -1,4 +1,4 @@
-"""Reads PromQL: which series and labels an expression asks for, and which labels come out of it."""
+"""Reads PromQL: which series and labels an expression queries, and which labels its result has."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import promql_parser as promql
 Labels = frozenset[str]
 COUNTER_FUNCTIONS = {"rate", "irate", "increase", "resets"}
 VARIABLES = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
-"""Of Grafana, where PromQL has a duration."""
+"""Grafana's variables, where PromQL has a duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What may be asked for."""
+    """The series and labels that may be queried."""
 
     series: Mapping[str, Labels]
     """Labels of each series, by its name."""
@@ -25,11 +25,11 @@ class Known:
 
 
 class Wrong(Exception):
-    """An expression asks for what there is not. The message says what."""
+    """An expression queries something that does not exist. The message names it."""
 
 
 def labels_of(expression: str, known: Known) -> Labels:
-    """The labels of what an expression gives. Raises Wrong."""
+    """The labels of an expression's result. Raises Wrong."""
     for variable, value in VARIABLES.items():
         expression = expression.replace(variable, value)
     try:
@@ -43,7 +43,7 @@ def labels_of(expression: str, known: Known) -> Labels:
 
 
 def names_in(expression: str) -> set[str]:
-    """The series that an expression asks for. Raises Wrong."""
+    """The series that an expression queries. Raises Wrong."""
     for variable, value in VARIABLES.items():
         expression = expression.replace(variable, value)
     return {selector.name for selector in _selectors(promql.parse(expression))}
@@ -95,7 +95,7 @@ def _selected(selector: promql.VectorSelector, known: Known) -> Labels:
 
 
 def _check_value(matcher: promql.Matcher, values: frozenset[str]) -> None:
-    """Whether each of the values, with | between, is one that the label can have."""
+    """True if each alternative of the value is one that the label can have."""
     for value in matcher.value.split("|"):
         if not any(re.fullmatch(value, known) for known in values):
             raise Wrong(f"{matcher.name} is never {value}")

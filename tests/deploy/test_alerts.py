@@ -1,4 +1,4 @@
-"""Alerts ask for nothing that the services do not export, and fire when they should."""
+"""Alerts query only what the services export, and fire when they should."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def named(rule: dict[str, Any]) -> str:
 
 
 def known_with_recorded() -> Known:
-    """What may be asked for, once the rules have recorded what they record."""
+    """What may be queried, including the results of recording rules."""
     exported = known()
     series: Mapping[str, frozenset[str]] = exported.series
     for rule in RULES:

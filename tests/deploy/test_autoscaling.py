@@ -1,4 +1,4 @@
-"""KEDA asks Prometheus for what services export, about workloads that there are."""
+"""KEDA asks Prometheus for metrics that services export, about existing workloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deploy/Dockerfile: well formed, and what comes out of it is a small image that runs confined."""
+"""deploy/Dockerfile is well formed, and builds a small image that runs confined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from outrider.version import __version__
 from tests.deploy.container_builds import DOCKERFILE, ROOT, Builder, Image, lacking, run, wheels_folder
 
-# The first time a Debian and a hundred megabytes of wheels are downloaded, whichever test comes first.
+# Whichever test comes first downloads a Debian and a hundred megabytes of wheels.
 pytestmark = pytest.mark.timeout(600)
 
 TARGETS = ("verifier", "speculator", "edge", "datastore", "gateway", "client")
@@ -30,7 +30,7 @@ DATASTORE = "outrider.v1.DatastoreService"
 
 
 def stages() -> dict[str, str]:
-    """The Dockerfile's stages: what stands between their FROM and the next."""
+    """The Dockerfile's stages: the lines from their FROM to the next."""
     parts = re.split(r"^FROM \S+ AS (\S+)$", DOCKERFILE.read_text(encoding="utf-8"), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -87,7 +87,7 @@ def test_an_extra_that_there_is_not_ends_the_build() -> None:
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    """What builds images, with the base."""
+    """The tool that builds images, with the base."""
     if missing := lacking():
         message = f"images cannot be built here: no {missing}"
         if os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -109,18 +109,18 @@ def image(builder: Builder) -> Image:
 
 
 def files_of(folder: Path) -> set[str]:
-    """Paths of the files below a folder, without those that Python has compiled."""
+    """Paths of the files below a folder, except compiled Python."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*.*") if path.suffix != ".pyc"}
 
 
 @contextmanager
 def running(image: Image, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs an image's own program for the block; it must end well when it is told to."""
+    """Runs an image's own program for the block; it must end well on SIGTERM."""
     service = image.start(*image.config["Entrypoint"], **env)
     try:
         yield service
     finally:
-        # unshare waits for its child and is not the service: that one is told.
+        # unshare waits for its child and is not the service, so the child gets the signal.
         (child,) = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
         os.kill(int(child), signal.SIGTERM)
         _, err = service.communicate(timeout=60)
@@ -176,7 +176,7 @@ def test_the_datastore_runs_confined_tells_its_health_and_ends_when_told(image: 
     env = {
         "OUTRIDER_DATASTORE_LISTEN": "127.0.0.1:0",
         "OUTRIDER_DATASTORE_HEALTH_LISTEN": "127.0.0.1:0",
-        "OUTRIDER_DATASTORE_REDIS_URL": "redis://127.0.0.1:1/0",  # nobody: it serves without, too
+        "OUTRIDER_DATASTORE_REDIS_URL": "redis://127.0.0.1:1/0",  # nothing listens there: it serves without Redis, too
     }
     with running(image, **env) as service:
         assert service.stdout is not None

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: what it says is understood by compose and by the services, fits together, and confines them."""
+"""deploy/compose.yaml is understood by compose and by the services, fits together, and confines them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ OURS = pytest.mark.parametrize("name", SETTINGS)
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    """The file, with its anchors put in. What is not of the Compose Specification is an error."""
+    """The file, with its anchors resolved. Anything outside the Compose Specification is an error."""
     parsed = PyOptions(apply_merge=True).from_yaml(COMPOSE.read_text(encoding="utf-8"))
     parsed.validate()
     return parsed.to_dict()
 
 
 def settings_of(compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a service makes of its environment."""
+    """A service's settings, from its environment."""
     for variable in [variable for variable in os.environ if variable.startswith("OUTRIDER_")]:
         monkeypatch.delenv(variable)
     for variable, value in compose["services"][name]["environment"].items():
@@ -55,7 +55,7 @@ def settings_of(compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPa
 
 
 def seconds(duration: str) -> float:
-    """Of 90s, 1m30s or 2m."""
+    """Seconds of 90s, 1m30s or 2m."""
     found = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", duration)
     assert found, duration
     return 60 * int(found[1] or 0) + int(found[2] or 0)
@@ -189,7 +189,7 @@ def test_redis_understands_its_command(compose: dict[str, Any], tmp_path: Path) 
 
 
 def merged(below: Any, above: Any) -> Any:
-    """Merges two files as compose does: mappings by their keys, lists one behind the other."""
+    """Merges two files as compose does: mappings by their keys; lists are concatenated."""
     if isinstance(below, dict) and isinstance(above, dict):
         return {key: merged(below.get(key), above.get(key)) for key in {**below, **above}}
     if isinstance(below, list) and isinstance(above, list):
@@ -199,7 +199,7 @@ def merged(below: Any, above: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def on_a_gpu(compose: dict[str, Any]) -> dict[str, Any]:
-    """What both files say together."""
+    """Both files merged."""
     parsed = PyOptions().from_yaml((COMPOSE.parent / "compose.gpu.yaml").read_text(encoding="utf-8"))
     parsed.validate()
     both: dict[str, Any] = merged(compose, parsed.to_dict())
@@ -215,7 +215,7 @@ def test_on_a_gpu_one_process_has_both_models(on_a_gpu: dict[str, Any], monkeypa
     assert not any("draft-speculator" in service.get("depends_on", {}) for service in services.values())
     (device,) = services["target-verifier"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["capabilities"], device["count"]) == (["gpu"], 1)
-    # Torch for CPUs, which the image has else, finds no GPU, and images that differ have names that differ.
+    # Torch for CPUs, the image's default, finds no GPU, and images that differ have names that differ.
     assert "cpu" not in services["target-verifier"]["build"]["args"]["TORCH_INDEX_URL"]
     assert services["target-verifier"]["image"] == f"outrider/verifier:{__version__}-demo-gpu"
 

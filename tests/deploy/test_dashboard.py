@@ -1,4 +1,4 @@
-"""The dashboard asks for nothing that the services do not export, and explains what it shows."""
+"""The dashboard queries only what the services export, and explains what it shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_panel_asks_for_what_is_exported(panel: dict[str, Any]) -> None:
         labels = labels_of(target["expr"], known())
         named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
         assert named <= labels, f"{target['legendFormat']}: labels are {sorted(labels)}"
-        # Lines that are told apart by a label have it in their legend.
+        # The legend has the label that distinguishes the lines.
         if "__auto" not in target["legendFormat"]:
             assert labels <= named | {"le"}, target["expr"]
 
@@ -43,7 +43,7 @@ def test_every_metric_of_ours_is_shown() -> None:
         for name, family in families.items()
         if name.startswith("outrider_") and not shown & {name, *family.series.keys()}
     }
-    # What one may ask for oneself: it says little on a dashboard of everything.
+    # Metrics for single questions: they say little on a dashboard of everything.
     assert missing == {"outrider_datastore_rings", "outrider_edge_draft_model_ready"} | {
         f"outrider_edge_{name}"
         for name in (
@@ -64,7 +64,7 @@ def test_a_panel_has_title_description_unit_and_data_source(panel: dict[str, Any
     assert panel["datasource"]["uid"] == "${datasource}"
     for target in panel["targets"]:
         assert target["datasource"]["uid"] == "${datasource}"
-        # Every series is of the namespaces and jobs that are chosen.
+        # Every series is restricted to the chosen namespaces and jobs.
         selectors = re.findall(r"[a-z_]+{([^}]*)}", target["expr"])
         assert selectors
         assert all('namespace=~"$namespace", job=~"$job"' in selector for selector in selectors)

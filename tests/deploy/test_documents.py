@@ -1,4 +1,4 @@
-"""What the documents of deploy/ name is there; every alert has a section that says what to do."""
+"""Everything that the documents of deploy/ name exists; every alert has a section that says what to do."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def headings(text: str) -> list[str]:
 
 
 def anchor(heading: str) -> str:
-    """What links call a heading: as GitHub makes it."""
+    """GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def complaints_of_document(text: str, folder: Path) -> list[str]:
-    """Paths and anchors that a document in a folder names, and that are not there."""
+    """Missing paths and anchors that a document in a folder names."""
     complaints = []
     anchors = {anchor(heading) for heading in headings(text)}
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -63,7 +63,7 @@ def complaints_of_document(text: str, folder: Path) -> list[str]:
             complaints.append(f"no section {target}")
     for path in PATH.findall(text):
         if path.removeprefix("deploy/") in SERVICES:
-            continue  # kubectl's word for a Deployment
+            continue  # kubectl's name of a Deployment
         roots = (DEPLOY.parent, DEPLOY, folder)
         complaints += [] if any((root / path).exists() for root in roots) else [f"no path {path}"]
     return complaints
@@ -91,7 +91,7 @@ def complaints_of_alerts(objects: list[Object], runbook: str) -> list[str]:
 
 
 def runbook_of(objects: list[Object]) -> str:
-    """The document that the alerts link to, by its path below deploy/. Fails where there are several."""
+    """The document that the alerts link to, by its path below deploy/. Fails if there are several."""
     links = {rule["annotations"]["runbook"].partition("#")[0] for rule in alerts(objects).values()}
     (link,) = links
     return (DEPLOY / link.removeprefix("deploy/")).read_text(encoding="utf-8")
@@ -109,14 +109,14 @@ def test_the_readme_names_every_overlay_and_component() -> None:
 
 
 def shown_in_the_readme() -> tuple[str, str, str]:
-    """The overlay that the README shows, and what it adds to that for one GPU, and for several speculators."""
+    """The overlay that the README shows, and its additions for one GPU, and for several speculators."""
     readme = (DEPLOY / "README.md").read_text(encoding="utf-8")
     overlay, one_gpu, several = (textwrap.dedent(each) for each in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL))
     return overlay, one_gpu, several
 
 
 def rendered_from(text: str, folder: Path) -> list[Object]:
-    """The objects of an overlay of somebody's own, which lies beside deploy/."""
+    """The objects of a user's own overlay, which lies next to deploy/."""
     assert "../deploy/" in text
     here = os.path.relpath(DEPLOY, folder.resolve())  # kustomize takes no absolute paths
     (folder / "kustomization.yaml").write_text(text.replace("../deploy/", f"{here}/"), encoding="utf-8")

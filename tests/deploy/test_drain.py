@@ -1,4 +1,4 @@
-"""A pod that goes has the time for it: endpoints first, then the calls that run."""
+"""A pod that is deleted has time to drain: endpoints first, then the running calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.manifests import Object, main_container, named, pod_of, servi
 pytestmark = pytest.mark.slow
 
 ENDING_S = 10.0
-"""Time that a service has to end once its calls have: threads, connections, the last spans."""
+"""Time that a service has to end after its calls: threads, connections, the last spans."""
 
 
 def complaints_of_drains(objects: list[Object]) -> list[str]:
@@ -35,7 +35,7 @@ def test_every_service_has_the_time_to_drain(objects: list[Object]) -> None:
 def test_a_drain_that_is_longer_than_the_grace_period_is_found(workload: str, gpu: list[Object]) -> None:
     deployment = named(gpu, "Deployment", workload)
     drain_s = settings_of(deployment, gpu).drain_timeout_s
-    # The sleep counts, and so does the end: exactly as long as both is enough, one second less is not.
+    # Both the sleep and the end count: exactly their sum is enough, one second less is not.
     pod_of(deployment)["spec"]["terminationGracePeriodSeconds"] = int(5 + drain_s + ENDING_S)
     assert "\n".join(complaints_of_drains(gpu)) == ""
     pod_of(deployment)["spec"]["terminationGracePeriodSeconds"] -= 1

@@ -1,4 +1,4 @@
-"""Network policies: nothing is allowed but the edges of the design, and those are, at both of their ends."""
+"""Network policies allow exactly the edges of the design, at both of their ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITH_POLICIES = [each for each in variants() if "network-policies" in components
 
 
 def expected_edges(names: set[str], overlay: str) -> set[Edge]:
-    """The edges of the design among the workloads that there are."""
+    """The edges of the design among the existing workloads."""
     found: set[Edge] = {
         ("client", "target-verifier", 50051),
         ("client", "edge-speculator", 50061),
@@ -41,7 +41,7 @@ def expected_edges(names: set[str], overlay: str) -> set[Edge]:
 
 
 def _edges_to_outside(names: set[str], overlay: str) -> set[Edge]:
-    """The edges to and from addresses that only those who deploy know."""
+    """The edges to and from addresses that only the deployer knows."""
     found: set[Edge] = set()
     if "otel-collector" in names:  # its backend may be a pod, too
         found |= {("otel-collector", end.name, port) for end in OUTSIDE for port in (443, 4317)}

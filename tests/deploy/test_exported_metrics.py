@@ -11,7 +11,7 @@ from tests.support.manifests import DEPLOY
 
 SERVICES = ("verifier", "speculator", "datastore", "edge", "gateway")
 OF_VLLM = "vllm:"
-"""Begins the names by which clients of vLLM read what speculation did."""
+"""Prefix of the metrics from which clients of vLLM read the effect of speculation."""
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_metrics_have_descriptions_and_names_by_the_rules(service: str) -> None:
         assert len(family.description) > 5, name
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name.removeprefix(OF_VLLM))
         assert (family.kind == "counter") == name.endswith("_total"), name
-        # Units are the base ones, and in the names.
+        # Units are the base ones, and part of the names.
         assert not re.search(r"_(ms|milliseconds|us|microseconds|mb|megabytes|kb|percent)(_|$)", name), name
         if name.startswith("outrider_"):
             assert family.series, f"{name}: nothing is exported"

@@ -1,4 +1,4 @@
-"""Images are pinned; ours have one registry and the names of what is built."""
+"""Images are pinned; ours come from one registry and have the names of the built images."""
 
 from __future__ import annotations
 

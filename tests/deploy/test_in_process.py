@@ -1,5 +1,5 @@
-"""Both models in one process on one GPU: the verifier's pod has all that both need, and nothing else is left of a
-speculator."""
+"""Both models in one process on one GPU: the verifier's pod has everything that both need, and nothing of a
+speculator is left."""
 
 from __future__ import annotations
 

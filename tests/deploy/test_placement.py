@@ -1,4 +1,4 @@
-"""Where the models run: a node each, of GPUs that are theirs, near each other, replaced one at a time."""
+"""Where the models run: each on its own node with its own GPU, close together, replaced one at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def required_terms(pod: Object) -> list[Object]:
 
 
 def shun(one: Object, other: Object) -> bool:
-    """Whether one pod does not go to a node (host name) where the other is, by its own terms."""
+    """True if, by its own terms, one pod avoids the node (host name) of the other."""
     labels = other["metadata"]["labels"]
     return any(
         term["topologyKey"] == HOSTNAME and selects(term["labelSelector"], labels) and not term.get("namespaceSelector")
@@ -47,10 +47,10 @@ def shun(one: Object, other: Object) -> bool:
 
 
 def scheduled(pods: list[Object], num_nodes: int) -> list[int | None]:
-    """Node of each pod, in their order; None where a pod finds none.
+    """Node of each pod, in their order; None if a pod finds none.
 
-    Packs: the fullest node that takes the pod, as an autoscaler that saves nodes would. All nodes have room for all.
-    As in Kubernetes, a pod's own terms hold, and those of the pods that are there already.
+    Packs: a pod goes to the fullest node that takes it, as with an autoscaler that saves nodes. All nodes have room for
+    all. As in Kubernetes, a pod's own terms count, and those of the pods that are already there.
     """
     nodes: dict[int, list[Object]] = defaultdict(list)
     placed: list[int | None] = []
@@ -65,7 +65,7 @@ def scheduled(pods: list[Object], num_nodes: int) -> list[int | None]:
 
 
 def shared_nodes(objects: list[Object], num_nodes: int) -> set[str]:
-    """Nodes where both models are, and pods that found none, over every order in which two pods of each may come."""
+    """Nodes with both models, and pods without a node, over all orders in which two pods of each may come."""
     pods = [pod_of(named(objects, "Deployment", name)) for name in MODELS for _ in range(2)]
     found = set()
     for order in itertools.permutations(range(4)):
@@ -79,7 +79,7 @@ def shared_nodes(objects: list[Object], num_nodes: int) -> set[str]:
 
 
 def complaints_of_affinity(objects: list[Object]) -> list[str]:
-    """Models that may share a node by their own terms, or that are not drawn to each other's zone."""
+    """Models that may share a node by their own terms, or that are not attracted to each other's zone."""
     complaints = []
     for one, other in (MODELS, MODELS[::-1]):
         pod, peer = (pod_of(named(objects, "Deployment", name)) for name in (one, other))
@@ -122,7 +122,7 @@ def complaints_of_gpus(objects: list[Object], name: str) -> list[str]:
 
 
 def complaints_of_priorities(objects: list[Object]) -> list[str]:
-    """A draft that is worth as much as the target: it must go first, texts do not need it."""
+    """Drafts with the target's priority: they must be evicted first, because texts do not need them."""
     values = {}
     for name in MODELS:
         class_name = pod_of(named(objects, "Deployment", name))["spec"].get("priorityClassName")

@@ -1,4 +1,4 @@
-"""Probes ask the health server, by names that the code has, and leave a model the time to load."""
+"""Probes ask the health server, by names that the code has, and give a model time to load."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ HEALTH_NAMES = {
     "target-verifier": verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name,
     "draft-speculator": speculator_pb2.DESCRIPTOR.services_by_name["SpeculatorService"].full_name,
     "retrieval-datastore": datastore_pb2.DESCRIPTOR.services_by_name["DatastoreService"].full_name,
-    # It serves as if it were the cloud's verifier.
+    # It serves like the cloud's verifier.
     "edge-speculator": verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name,
 }
 ALIVE = "/live"
-"""What a gateway answers as long as it serves, verifiers or not."""
+"""A gateway's path that answers while it serves, with or without verifiers."""
 LOADING_S = 600.0
-"""Time that a model of a GPU may take to load, from a disk that others read, too."""
+"""Time that a GPU's model may take to load, from a shared disk."""
 
 
 def complaints_of_probes(objects: list[Object], loading_s: float) -> list[str]:
     """Probes that are missing, of another type, of another port or service, or too impatient.
 
-    The name asked for is the pod's own service: readiness depends on no peer.
+    The requested name is the pod's own service: readiness depends on no peer.
     """
     complaints = []
     for each in services_of_ours(objects):

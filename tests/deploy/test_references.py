@@ -1,4 +1,4 @@
-"""Files, peers and secrets that the settings and the pods name are there, or the README tells of them."""
+"""Files, peers and secrets that the settings and the pods name exist, or the README mentions them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ PEERS = ("speculator", "datastore", "upstream")
 
 
 def keys_of(volume: Object, objects: list[Object]) -> set[str] | None:
-    """Names of the files in a volume; None where they are not known here."""
+    """Names of the files in a volume; None if they are not known here."""
     if "projected" in volume:
         parts = [keys_of(source, objects) for source in volume["projected"]["sources"]]
         return None if None in parts else {key for part in parts for key in part or ()}
@@ -127,9 +127,9 @@ def _of(name: str, objects: list[Object]) -> tuple[Object, Object]:
 
 
 def complaints_of_callers(objects: list[Object], folder: Path) -> list[str]:
-    """Credentials of rendered ConfigMaps that a service refuses, or that do not let in who dials it.
+    """Credentials in rendered ConfigMaps that a service refuses, or that reject its callers.
 
-    `folder` takes the files for as long as they are read.
+    The files are in `folder` while they are read.
     """
     complaints = []
     for dialler in services_of_ours(objects):
@@ -156,7 +156,7 @@ def complaints_of_callers(objects: list[Object], folder: Path) -> list[str]:
 
 
 def _credentials_of(name: str, objects: list[Object]) -> str | None:
-    """The text of a service's credentials; None where it has none or they are in a Secret."""
+    """The text of a service's credentials; None if it has none or they are in a Secret."""
     workload, container = _of(name, objects)
     path = PurePosixPath(settings_of(workload, objects).credentials)
     for mount, volume in mounts_of(workload, container):
@@ -167,7 +167,7 @@ def _credentials_of(name: str, objects: list[Object]) -> str | None:
 
 
 def _certified_names(workload: Object, objects: list[Object]) -> set[str]:
-    """The names in the certificate that a workload shows to its peers."""
+    """The names in the certificate that a workload presents to its peers."""
     parent = PurePosixPath(getattr(settings_of(workload, objects), "peer_cert", "")).parent
     mounts = mounts_of(workload, main_container(workload))
     secrets = {volume["secret"]["secretName"] for path, volume in mounts if PurePosixPath(path) == parent}
@@ -176,7 +176,7 @@ def _certified_names(workload: Object, objects: list[Object]) -> set[str]:
 
 
 def references(objects: list[Object]) -> Iterator[tuple[str, str, str | None]]:
-    """Kind, name and key of what pods read: ConfigMap or Secret; key None = all of it."""
+    """Kind, name and key of the ConfigMaps and Secrets that pods read; key None = all of it."""
     for each in workloads(objects):
         for container in containers_of(each):
             for variable in container.get("env", []):
@@ -195,7 +195,7 @@ def references(objects: list[Object]) -> Iterator[tuple[str, str, str | None]]:
 
 
 def complaints_of_references(objects: list[Object], readme: str) -> list[str]:
-    """ConfigMaps and Secrets that are neither rendered nor cert-manager's, and that the README does not tell of."""
+    """ConfigMaps and Secrets that are neither rendered, nor cert-manager's, nor mentioned in the README."""
     maps = {each["metadata"]["name"]: set(each.get("data", {})) for each in of_kind(objects, "ConfigMap")}
     certificates = {each["spec"]["secretName"] for each in of_kind(objects, "Certificate")}
     complaints = []

@@ -1,4 +1,4 @@
-"""What holds of the files and of everything they render to: no dead file, one namespace, names and labels."""
+"""Rules for the files and everything that they render to: no dead file, one namespace, names and labels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 NOT_NAMESPACED = {"Namespace", "PriorityClass", "DeviceClass", "ClusterIssuer", "ClusterRole", "ClusterRoleBinding"}
 ELSEWHERE = {"README.md", "Dockerfile", "requirements.py", "compose.yaml", "compose.gpu.yaml", ".checkov.yaml"}
-"""What is in deploy/ and no part of a kustomization."""
+"""Files in deploy/ that belong to no kustomization."""
 WORKLOADS = {
     "cpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis", "gateway"},
     "gpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis", "gateway"},
@@ -67,7 +67,7 @@ def complaints_of_names(objects: list[Object]) -> list[str]:
 
 
 def complaints_of_commands(objects: list[Object]) -> list[str]:
-    """Containers that are not started as `python -m` and their package, everything else by the environment."""
+    """Containers that are not started as `python -m` and their package, with everything else in the environment."""
     complaints = []
     for each in workloads(objects):
         package = SERVICES.get(each["metadata"]["name"])
@@ -81,7 +81,8 @@ def complaints_of_commands(objects: list[Object]) -> list[str]:
 
 
 def referenced_files() -> set[Path]:
-    """Every file below deploy/ that a kustomization names, kustomizations too, from the overlays and components on."""
+    """Every file below deploy/ that a kustomization names, kustomizations included, beginning at overlays and
+    components."""
     folders = [DEPLOY / "overlays" / name for name in overlays()] + [
         DEPLOY / "components" / name for name in components()
     ]

@@ -1,4 +1,4 @@
-"""Every object is what its API takes, with no unknown field: Kubernetes' own, oldest and newest, and custom ones."""
+"""Every object fits its API, without unknown fields: Kubernetes' own, oldest and newest, and custom ones."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ pytestmark = pytest.mark.slow
 
 OLDEST, NEWEST = "1.30", "1.37"
 OLDEST_WITH_CLAIMS = "1.34"
-"""The first version that has resource.k8s.io/v1: what has a claim needs it."""
+"""The first version that has resource.k8s.io/v1, which objects with a claim need."""
 
 VALIDATE_CUSTOM = Path(__file__).with_name("validate_custom.js")
 
 
 def is_custom(found: Object) -> bool:
-    """Whether an object is none of Kubernetes' own: those groups have no dot, or end in k8s.io."""
+    """True if an object is none of Kubernetes' own, whose groups have no dot or end in k8s.io."""
     group, slash, _ = found["apiVersion"].partition("/")
     own = not slash or "." not in group or (group.endswith(".k8s.io") and group != "gateway.networking.k8s.io")
     return not own
 
 
 def complaints_of_kubernetes(objects: list[Object]) -> list[str]:
-    """What the oldest and the newest version have against objects that are used together."""
+    """Errors of the oldest and the newest version for objects that are used together."""
     has_claims = any(each["apiVersion"].startswith("resource.k8s.io/") for each in objects)
     versions = (OLDEST_WITH_CLAIMS if has_claims else OLDEST, NEWEST)
     return [line for each in objects for line in _complaints(json.dumps(each), versions)]
@@ -53,7 +53,7 @@ def _complaints(text: str, versions: tuple[str, ...]) -> list[str]:
 
 
 def complaints_of_custom(objects: list[Object]) -> list[str]:
-    """What the types of their projects have against custom resources."""
+    """Errors of custom resources, by the types of their projects."""
     folders = [Path(folder, "@kubernetes-models") for folder in os.environ.get("NODE_PATH", "").split(os.pathsep)]
     packages = ("cert-manager", "gateway-api", "keda", "prometheus-operator")
     if shutil.which("node") is None or not any(all((f / package).is_dir() for package in packages) for f in folders):
@@ -104,7 +104,7 @@ def test_a_planted_error_in_a_deployment_is_found(gpu: list[Object], planted: Ob
 
 def test_a_field_newer_than_the_oldest_version_is_found(gpu: list[Object]) -> None:
     deployment = named(gpu, "Deployment", "target-verifier")
-    deployment["spec"]["template"]["spec"]["hostnameOverride"] = "one"  # of 1.34
+    deployment["spec"]["template"]["spec"]["hostnameOverride"] = "one"  # a field of 1.34
     (complaint,) = complaints_of_kubernetes([deployment])
     assert "hostnameOverride" in complaint
     assert OLDEST in complaint

@@ -1,4 +1,4 @@
-"""No secret is in deploy/: not as an object, not as a literal, not in a variable."""
+"""deploy/ has no secret: not as an object, not as a literal, not in a variable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.manifests import (
 pytestmark = pytest.mark.slow
 
 TELLING = re.compile(r"password|passwd|token|secret|api_?key|private_?key|credential", re.I)
-"""A variable that is called so has a secret, or the path of one."""
+"""A variable with such a name has a secret, or the path of one."""
 VALUE = re.compile(
     r"://[^/\s:@]*:(?!PASSWORD@)[^/\s@$]+@"  # a URL with a password that is no $(VARIABLE) and no placeholder
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"

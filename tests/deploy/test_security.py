@@ -1,4 +1,4 @@
-"""Every container runs with the least: no root, no writable image, no capabilities, no token, bounded memory."""
+"""Every container has minimal privileges: no root, no writable image, no capabilities, no token, bounded memory."""
 
 from __future__ import annotations
 

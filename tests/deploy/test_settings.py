@@ -1,4 +1,4 @@
-"""The environment of every container is what its settings class takes, each variable once."""
+"""The environment of every container fits its settings class, with each variable once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def complaints_of_environments(objects: list[Object]) -> list[str]:
 
 
 def complaints_of_devices(objects: list[Object]) -> list[str]:
-    """Models that are told of a GPU and have none, and the reverse."""
+    """Models whose settings name a GPU that their pod lacks, and the reverse."""
     complaints = []
     for each in services_of_ours(objects):
         resources, device = (

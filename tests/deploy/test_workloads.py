@@ -1,4 +1,4 @@
-"""What refers to pods finds them: services, budgets, autoscalers, monitors, policies; and their ports."""
+"""Objects that refer to pods find them: services, budgets, autoscalers, monitors, policies; and their ports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LISTENING = {"LISTEN": "grpc", "HEALTH_LISTEN": "health", "METRICS_LISTEN": "met
 HTTP_PORTS = {"http": 8000, "metrics": 9464}
 HTTP_LISTENING = {"LISTEN": "http", "METRICS_LISTEN": "metrics"}
 GATEWAY = "gateway"
-"""The one workload of ours that speaks HTTP."""
+"""The only workload of ours that speaks HTTP."""
 
 
 def selected(selector: Object, objects: list[Object]) -> list[Object]:
@@ -49,7 +49,7 @@ def selected(selector: Object, objects: list[Object]) -> list[Object]:
 
 
 def spoken_by(workload: Object) -> str | None:
-    """What a Service says of the port of a workload: HTTP/2 in plaintext, and nothing where it is TLS; or HTTP."""
+    """A Service's appProtocol for the port of a workload: HTTP/2 in plaintext, nothing for TLS; or HTTP."""
     variables = [variable["name"] for variable in main_container(workload).get("env", [])]
     has_tls = any(name.endswith("_TLS_CERT") for name in variables)
     if workload["metadata"]["name"] == GATEWAY:
@@ -77,7 +77,8 @@ def complaints_of_services(objects: list[Object]) -> list[str]:
                     complaints.append(f"{name}: port {port['name']} is said to speak {port.get('appProtocol')}")
     for each in services_of_ours(objects):
         found = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == each["metadata"]["name"]]
-        # gRPC clients share their calls among the addresses of a name; HTTP clients take one: it must be the Service's.
+        # gRPC clients spread their calls over the addresses of a name. HTTP clients use one, so it must be the
+        # Service's.
         wanted = None if each["metadata"]["name"] == GATEWAY else "None"
         if len(found) != 1 or found[0]["spec"].get("clusterIP") != wanted:
             complaints.append(f"{title(each)} has no {'headless ' if wanted else ''}service of its name")
@@ -85,7 +86,7 @@ def complaints_of_services(objects: list[Object]) -> list[str]:
 
 
 def complaints_of_ports(objects: list[Object]) -> list[str]:
-    """Ports of ours that have another number or name than they should, or that nothing listens on."""
+    """Ports of ours with a wrong number or name, or that nothing listens on."""
     complaints = []
     for each in services_of_ours(objects):
         name, container = each["metadata"]["name"], main_container(each)
@@ -102,7 +103,7 @@ def complaints_of_ports(objects: list[Object]) -> list[str]:
 
 
 def complaints_of_selectors(objects: list[Object]) -> list[str]:
-    """Workloads that select other pods than theirs; budgets, monitors, policies and autoscalers of nothing."""
+    """Workloads that select pods of others; budgets, monitors, policies and autoscalers of nothing."""
     complaints = []
     for each in workloads(objects):
         selector = each["spec"].get("selector")
@@ -143,7 +144,7 @@ def _complaints_of_service_monitor(monitor: Object, objects: list[Object]) -> li
 
 
 def complaints_of_references(objects: list[Object]) -> list[str]:
-    """Priority classes, accounts, claims and volumes that are named and not there; volumes that nothing mounts."""
+    """Named priority classes, accounts, claims and volumes that do not exist; volumes that nothing mounts."""
     complaints = []
     for each in workloads(objects):
         spec = pod_of(each)["spec"]

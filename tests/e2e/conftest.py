@@ -47,5 +47,5 @@ async def http(gateway_address: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def log_folder(tmp_path: Path) -> Path:
-    """Where a stack of a test's own logs to."""
+    """Log folder of a test's own stack."""
     return tmp_path / "logs"

@@ -51,7 +51,7 @@ async def generated(
     methods: Sequence[str] = METHODS,
     num_at_once: int = NUM_AT_ONCE,
 ) -> list[Result]:
-    """Texts in order, some of them at a time; `hurt` is called when half of all tokens are there."""
+    """Generates texts in order, some of them at a time; calls `hurt` when half of all tokens are there."""
     gate, num_left = asyncio.Semaphore(num_at_once), NUM_TEXTS * NUM_TOKENS // 2
 
     async def generate(number: int) -> Result:
@@ -77,7 +77,7 @@ async def generated(
 
 
 def num_begun(services: Sequence[Service]) -> list[int]:
-    """Sessions that each process has begun so far, by its log."""
+    """Sessions that each process has begun so far, according to its log."""
     return [service.log.read_text().count("session.started") for service in services]
 
 
@@ -93,7 +93,7 @@ def unevenness(counts: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """What the clients of one run have noticed, and what each process had to do."""
+    """What the clients of one run have noticed, and how much each process had to do."""
 
     killed: str
     num_equal: int

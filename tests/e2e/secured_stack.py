@@ -1,4 +1,4 @@
-"""Three services as processes, behind TLS and credentials, on a Redis with a password."""
+"""Three services as processes, with TLS and credentials, on a Redis with a password."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ENTRIES = [
     entry(TOKENS["drafter"], "draft", tenant="drafter"),
 ]
 OUTSIDERS = {"verifier": TOKENS["drafter"], "speculator": TOKENS["acme"], "datastore": TOKENS["acme"]}
-"""Of each service, the token of somebody who is known and has nothing to ask for there."""
+"""For each service, the token of a known caller that has no permission there."""
 LOAD_TIMEOUT_S = 60.0
 
 
 @dataclass
 class SecuredStack:
-    """What runs, and the files that it runs by."""
+    """The running services, and their files."""
 
     folder: Path
     authority: Authority
@@ -41,21 +41,21 @@ class SecuredStack:
 
     @property
     def ca(self) -> Path:
-        """Whom everybody believes."""
+        """The certificate authority that everybody trusts."""
         return self.folder / "ca.pem"
 
     @property
     def credentials(self) -> Path:
-        """Of all services."""
+        """The credentials file of all services."""
         return self.folder / "credentials.json"
 
     @property
     def service_token(self) -> Path:
-        """What services show each other."""
+        """The token with which services authenticate to each other."""
         return self.folder / "service.token"
 
     def address(self, name: str) -> str:
-        """Where a service listens."""
+        """The address on which a service listens."""
         return self.children[name].address
 
     def files(self, name: str = "client") -> dict[str, Any]:
@@ -64,7 +64,7 @@ class SecuredStack:
         return {"cert_file": cert, "key_file": key, "ca_file": self.ca}
 
     def channel(self, name: str, pair: Pair | None = None) -> grpc.Channel:
-        """To a service, with a certificate."""
+        """A channel to a service, with a certificate."""
         pair = self.authority.issue("client") if pair is None else pair
         credentials = grpc.ssl_channel_credentials(self.ca.read_bytes(), pair.key, pair.cert)
         return grpc.secure_channel(self.address(name), credentials)
@@ -76,7 +76,7 @@ class SecuredStack:
 
 @contextmanager
 def secured_stack(folder: Path) -> Iterator[SecuredStack]:
-    """Runs while the block does."""
+    """Runs the stack while the block does."""
     stack = SecuredStack(folder, Authority("ca"), {})
     replaced(stack.ca, stack.authority.pem)
     credentials_file(stack.credentials, *ENTRIES)
@@ -112,7 +112,7 @@ def _start(stack: SecuredStack, exits: ExitStack, name: str, *flags: str) -> str
 
 
 def _wait_serving(health: str) -> None:
-    """By the address for health alone: neither a certificate nor a token is asked for there."""
+    """Waits with the separate health address, which needs neither a certificate nor a token."""
     with grpc.insecure_channel(health) as channel:
         request = health_pb2.HealthCheckRequest(service="")
         stub = health_pb2_grpc.HealthStub(channel)

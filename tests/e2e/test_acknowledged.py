@@ -1,4 +1,4 @@
-"""What the datastore has acknowledged is in Redis once, in order, whatever is killed and cut off in between."""
+"""What the datastore has acknowledged is in Redis once, in order, whatever is killed or cut off in between."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.support.waiting import until
 
 NUM_SESSIONS = 4
 NUM_ROUNDS = 3
-"""Times that each fault happens."""
+"""How often each fault happens."""
 MAX_TOKENS = 150
-"""Most tokens of a record: several calls of Redis."""
+"""Maximum tokens of a record: several calls of Redis."""
 REPLY_TIMEOUT_S = 5.0
 
 pytestmark = [pytest.mark.suite, pytest.mark.timeout(300)]
@@ -78,13 +78,13 @@ class Session:
             if response is grpc.aio.EOF:
                 return
             assert isinstance(response, pb.RecordResponse)
-            # Fewer would be a loss, and more were never sent.
+            # Fewer tokens would be a loss, and more were never sent.
             assert self.num_acknowledged <= response.num_tokens <= len(self.text)
             self.num_acknowledged = response.num_tokens
             self.num_records += 1
 
     async def check(self, redis: Redis) -> None:
-        """Compares what is stored with what was sent: the stream, and what others learn from it."""
+        """Compares what is stored with what was sent: the stream, and the tiers that others read."""
         stored = layout.unpack(await redis.get(layout.session_keys(self.scope).tokens) or b"").tolist()
         assert len(stored) >= self.num_acknowledged
         assert stored == self.text[: len(stored)]
@@ -95,13 +95,14 @@ class Session:
 
 
 class Servers:
-    """Redis, the datastore, and the way to it. What blocks runs on one thread: processes die with that."""
+    """Redis, the datastore, and the link to it. Blocking calls run on one thread, because child processes die with
+    it."""
 
     def __init__(self, redis: LocalRedis, datastore: Service, way: DelayProxy, hand: ThreadPoolExecutor) -> None:
         self.redis, self._datastore, self._way, self._hand = redis, datastore, way, hand
 
     async def kill_redis(self) -> None:
-        """Kills it in the middle of its work; it reads its file again."""
+        """Kills it while it works; it reads its file again."""
         await self.do(self.redis.kill)
         await self.do(self.redis.start)
 
@@ -111,18 +112,18 @@ class Servers:
         await self.do(self._datastore.restart)
 
     async def cut(self) -> None:
-        """Loses the replies that are on their way."""
+        """Loses the replies in flight."""
         await self._way.cut()
         await self._way.heal()
 
     async def kill_both(self) -> None:
-        """As when a machine dies."""
+        """Acts like a machine that dies."""
         await self.do(self.redis.kill)
         await self.kill_datastore()
         await self.do(self.redis.start)
 
     async def do(self, action: Callable[[], object]) -> None:
-        """Does something that blocks."""
+        """Runs a blocking function."""
         await asyncio.get_running_loop().run_in_executor(self._hand, action)
 
 
@@ -170,7 +171,7 @@ async def suffer_all(servers: Servers, address: str) -> None:
 
 
 async def all_go_on(sessions: list[Session], recording: list[asyncio.Task[None]]) -> None:
-    """Returns when each session has had a record acknowledged since. Raises what a session has found."""
+    """Returns when each session has since had a record acknowledged. Raises an error that a session has found."""
     before = [session.num_records for session in sessions]
 
     def is_so() -> bool:

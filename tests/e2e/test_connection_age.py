@@ -1,4 +1,4 @@
-"""Connections that end after half a second, all of them, under load: no stream hears of it."""
+"""Under load, all connections end after half a second, and no stream notices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHODS = ("pearl", "double", "retrieval", "auto")
 
 @pytest.fixture(params=[False, True], ids=["cluster", "edge"])
 def stack(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStack]:
-    """The target is dialled by an edge, which drafts by `Collaborate`, or dials a speculator."""
+    """An edge dials the target and drafts by `Collaborate`, or the target dials a speculator."""
     for service in SERVICES:
         monkeypatch.setenv(f"OUTRIDER_{service}_MAX_CONNECTION_AGE_S", str(AGE_S))
     config = StackConfig(target="demo/target", target_dtype="float32", edge=request.param, log_folder=tmp_path / "logs")

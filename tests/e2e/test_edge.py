@@ -1,4 +1,4 @@
-"""The edge as a process of its own, with the cloud some milliseconds away: same texts, whatever dies."""
+"""The edge as a separate process, with the cloud some milliseconds away: same texts, whatever dies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def client(stack: LocalStack) -> AsyncIterator[Client]:
 async def generate(
     client: Client, method: str, *, num_tokens: int = 300, hurt: Callable[[], object] | None = None
 ) -> Result:
-    """A generation; `hurt` is called once its first tokens are there."""
+    """Generates; calls `hurt` once the first tokens are there."""
     generation = client.generate(PROMPT, temperature=0.7, seed=1, max_tokens=num_tokens, ignore_eos=True, method=method)
     async for _ in generation:
         if hurt is not None:
@@ -85,7 +85,7 @@ async def test_every_drafted_method_gives_the_clouds_text(cloud: Client, client:
         assert [result.token_ids for result in drafted] == [result.token_ids for result in plain], method
         assert [result.text for result in drafted] == [result.text for result in plain], method
         assert not any(result.summary.degraded for result in drafted), method
-        # Whoever waits for drafts sees them, however busy the machine is.
+        # A method that waits for drafts gets them, however busy the machine is.
         if method == "speculative":
             assert sum(result.summary.num_rounds for result in drafted) < NUM_TOKENS * len(prompts) * 0.8
             assert all(result.summary.num_accepted_tokens > 0 for result in drafted)

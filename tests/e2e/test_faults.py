@@ -1,4 +1,4 @@
-"""Peers die, hang, lie and come back: the stream never errs, and the text is the one without faults."""
+"""Peers die, hang, lie and come back: the stream never fails, and the text is the same as without faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRedis]:
 
 @pytest.fixture(scope="module")
 def stack(redis: LocalRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """A stack of our own, because its parts get hurt. In bfloat16 where the CPU has it."""
+    """A stack of its own, because its parts get hurt. In bfloat16 if the CPU has it."""
     folder: Path = tmp_path_factory.mktemp("logs")
     config = StackConfig(target="demo/target", target_dtype="auto", redis_url=redis.url, log_folder=folder)
     with LocalStack(config) as running:
@@ -50,7 +50,7 @@ async def generate(
     temperature: float = 0.7,
     num_tokens: int = NUM_TOKENS,
 ) -> Result:
-    """A generation; `hurt` is called once its first tokens are there, with a draft model the first that it drafted."""
+    """Generates; calls `hurt` once the first tokens are there; if there is a draft model, the first drafted ones."""
     generation = client.generate(
         PROMPT, temperature=temperature, seed=seed, max_tokens=num_tokens, ignore_eos=True, method=method
     )
@@ -170,7 +170,7 @@ async def test_peers_that_were_never_started_are_not_missed() -> None:
 
 
 class LyingSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer):
-    """Answers every commit with nodes that cannot be, or that are wrong. No real speculator can be made to."""
+    """Answers every commit with nodes that are invalid or wrong, which no real speculator does."""
 
     async def Speculate(self, requests, context):  # type: ignore[no-untyped-def, override]
         async for response in shared(self.speculate, requests, context):

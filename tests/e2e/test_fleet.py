@@ -1,4 +1,4 @@
-"""A fleet under load: texts are the same whichever process is killed on the way, and each process gets its share."""
+"""A fleet under load: texts are the same whichever process is killed meanwhile, and each process gets its share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.e2e.fleet import NUM_AT_ONCE, NUM_TEXTS, begun_since, generated, num_
 pytestmark = [pytest.mark.suite, pytest.mark.timeout(300)]
 
 MAX_UNEVENNESS = 0.2
-"""Where all texts begin at once."""
+"""All texts begin at once."""
 MAX_UNEVENNESS_OF_TURNS = 0.5
-"""Where each text that ends makes room for the next: a process that happens to be faster gets more of them."""
+"""Each text that ends makes room for the next, so a process that happens to be faster gets more."""
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """A fleet of our own, because its parts get hurt."""
+    """A fleet of its own, because its parts get hurt."""
     with running_fleet(tmp_path_factory.mktemp("logs")) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""A gateway as a process before the whole stack: every method's text over HTTP, and what a load generator reads."""
+"""A gateway as a process in front of the whole stack: every method's text over HTTP, and a load generator's view."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Streamed:
-    """What came of a streamed text."""
+    """The result of a streamed text."""
 
     pieces: tuple[tuple[str, int], ...]
     """The text up to each event, and the tokens that had come by then."""
@@ -50,7 +50,7 @@ class Streamed:
     finish_reason: str
     stop_reason: str | None
     num_output: int
-    """As the usage has it."""
+    """Number of output tokens according to the usage."""
 
 
 async def streamed(http: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Streamed:
@@ -80,22 +80,22 @@ async def whole(http: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> 
 
 
 def random_stops(random: Random, text: str) -> list[str]:
-    """Strings that are in the text, nearly in it, or not."""
+    """Strings that occur in the text, nearly occur, or do not."""
     stops = []
     for _ in range(random.randint(1, 4)):
         begin = random.randrange(len(text))
         piece = text[begin : begin + random.randint(1, 9)]
         kind = random.random()
-        # The one ends where the text goes on in another way, the other is too long to come at all.
+        # The second kind differs in its last character; the third is too long to occur.
         if kind < 0.3:
-            # Begins before, and ends behind: that one is too late.
+            # Begins before the piece and ends after it, so the piece should stop the text first.
             stops.append(text[max(0, begin - 2) : begin + len(piece) + 1])
         stops.append(piece if kind < 0.5 else piece[:-1] + "\u0001" if kind < 0.8 else piece + text[:40] + "~")
     return stops
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """Where the stop string that ends first begins and ends; of two with the same end, the longer one."""
+    """Begin and end of the stop string that ends first; of two with the same end, the longer one."""
     for end in range(len(text) + 1):
         begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if begins:
@@ -128,7 +128,7 @@ async def test_stop_strings_end_streams_where_they_begin_whatever_the_method(
     async def one(number: int) -> tuple[bool, bool]:
         path = (COMPLETIONS, CHAT)[number % 2]
         body, plain = bodies[path, random.randrange(8)]
-        # A character that is not finished at the end is not told of by the tokens' ends.
+        # The ends of tokens exclude a character that is unfinished at the end.
         text, variant = plain.text[: plain.ends[-1]], VARIANTS[number % len(VARIANTS)]
         stops, includes = random_stops(random, text), random.random() < 0.3
         asked = {"stop": stops, "include_stop_str_in_output": includes, "speculation": options_of(variant)}
@@ -149,7 +149,7 @@ async def test_stop_strings_end_streams_where_they_begin_whatever_the_method(
         assert told.num_output == len(told.token_ids), case
         for sent, num_tokens in told.pieces:
             if num_tokens == len(told.token_ids):
-                break  # the end decides all that was held back
+                break  # the end decides about all text that was held back
             known = text[: plain.ends[num_tokens - 1]] if num_tokens else ""
             assert sent == decided(known, stops), case
             num_held += sent != known
@@ -208,8 +208,8 @@ class Served:
 
 
 async def load_request(http: httpx.AsyncClient, prompt: str, max_tokens: int) -> Served:
-    """Asks and reads as `vllm bench serve` does with its backend `openai`, whose requests have these fields, null
-    included; it takes off white space around what a read brings, and reads no comments."""
+    """Sends and reads as `vllm bench serve` does with its backend `openai`, whose requests have these fields, null
+    included. It strips white space around what a read brings, and skips comments."""
     payload = {
         "model": "demo/target", "prompt": prompt, "repetition_penalty": 1.0, "max_tokens": max_tokens, "logprobs": None,
         "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0,

@@ -1,4 +1,4 @@
-"""What a gateway promises, asked of every way to draft: that drafts change nothing of it is the point of each test."""
+"""A gateway's promises under every way to draft: each test shows that drafts do not change them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PROMPT = default_prompts()[0].text
 OPTIONS: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "seed": 3, "ignore_eos": True}
 PENALTIES: dict[str, Any] = {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
 CONTEXT = 2048
-"""Tokens that the target takes."""
+"""The target's context, in tokens."""
 LONG = 1500
-"""Tokens that nobody here waits for."""
+"""Length of a text, in tokens, that no test waits for."""
 
 WITHOUT_PREDICTION = {
     "off": "which looks nothing up, got 4 characters",
@@ -56,7 +56,7 @@ async def answer(http: httpx.AsyncClient, path: str = COMPLETIONS, **body: Any) 
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, dict[str, Any]]:
-    """Answers without drafts, by what was asked: one is enough for all variants."""
+    """Answers without drafts, by request: one is enough for all variants."""
     return {}
 
 
@@ -76,11 +76,11 @@ async def choices(http: httpx.AsyncClient, variant: str, **body: Any) -> list[di
     return list((await answer(http, **asked))["choices"])
 
 
-# Penalties and biases: a row sees what is committed and its own path, and nothing else.
+# Penalties and biases: a row sees exactly the committed tokens and its own path.
 
 
 def penalised_argmax(row: torch.Tensor, prompt: Sequence[int], output: Sequence[int], bias: dict[int, float]) -> int:
-    """The most probable token behind a text, by the definition of vLLM's penalties."""
+    """The most probable token after a text, by the definition of vLLM's penalties."""
     row = row.clone()
     for token_id, each in bias.items():
         row[token_id] += each
@@ -103,7 +103,7 @@ async def test_penalties_and_biases_are_those_of_the_text_before_each_token(
 ) -> None:
     asked = {"temperature": 0, "max_tokens": 24}
     (without,) = (await plain(**{**OPTIONS, **asked}, return_token_ids=True))["choices"]
-    # A token that is there without its bias, and one that is not.
+    # A token that occurs without its bias, and one that does not.
     bias = {without["token_ids"][0]: -5.0, 7: 3.0}
     more = {"logit_bias": {str(token_id): each for token_id, each in bias.items()}, **PENALTIES}
     (told,) = await choices(http, variant, **asked, **more)
@@ -112,7 +112,7 @@ async def test_penalties_and_biases_are_those_of_the_text_before_each_token(
         rows = target(torch.tensor([[*prompt, *output]])).logits[0][len(prompt) - 1 : -1]
     assert output == [penalised_argmax(row, prompt, output[:index], bias) for index, row in enumerate(rows)]
     assert output != without["token_ids"]
-    # Drawn texts change at once with what a row knows of its path: what has just been said is twice as likely.
+    # Drawn texts depend at once on what a row knows of its path: a token that was just said is twice as likely.
     drawn = {"temperature": 1.0, "max_tokens": 48, "presence_penalty": -1.5, "frequency_penalty": -0.5}
     (expected,) = (await plain(**{**OPTIONS, **drawn}, return_token_ids=True))["choices"]
     (told,) = await choices(http, variant, **drawn)
@@ -155,7 +155,7 @@ async def test_usage_comes_last_and_only_where_it_is_asked_for(http: httpx.Async
 @pytest.mark.parametrize("variant", [variant for variant in METHODS if variant not in WITHOUT_PREDICTION])
 async def test_a_prediction_is_counted_and_changes_no_text(http: httpx.AsyncClient, plain: Plain, variant: str) -> None:
     text = (await plain(**OPTIONS))["choices"][0]["text"]
-    # It is looked up like what was retrieved.
+    # The prediction is looked up like retrieved tokens.
     speculation = {**options_of(variant), "retrieval": True}
     told = await answer(http, **OPTIONS, speculation=speculation, prediction={"type": "content", "content": text})
     assert told["choices"][0]["text"] == text
@@ -288,7 +288,7 @@ async def test_every_form_of_a_chat_has_the_same_text(http: httpx.AsyncClient, p
 
 @pytest.fixture
 async def guarded(stack: LocalStack, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """A gateway without a token, before a verifier that knows its callers; the stack's other services draft for it."""
+    """A gateway without a token, for a verifier that requires credentials; the stack's other services draft for it."""
     assert stack.speculator is not None
     assert stack.datastore is not None
     entries = [entry(f"{name}-t0ken", "generate", tenant=name, requests_per_minute=1) for name in ("one", "other")]

@@ -1,4 +1,4 @@
-"""A service from its first line to its last: announced, healthy, drained, gone."""
+"""A service's life from its first line to its last: announced, healthy, drained, gone."""
 
 from __future__ import annotations
 

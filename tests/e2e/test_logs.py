@@ -1,4 +1,4 @@
-"""Services whose stderr takes no lines, or not all of them: they serve, and end as well as any."""
+"""Services whose stderr accepts no lines, or only some, serve and end as well as others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Services:
         self._metrics: dict[str, str] = {}
 
     def start(self, name: str, *flags: str, module: str = "") -> str:
-        """Starts a service, and returns its address. `module`: its package, if its name does not tell."""
+        """Starts a service, and returns its address. `module`: its package, if it differs from the name."""
         options = self._exits.enter_context(bad_stderr(self._kind))
         command = [
             sys.executable,
@@ -54,7 +54,7 @@ class Services:
         return address
 
     def num_dropped(self, name: str) -> float:
-        """Returns how many lines the service says that it has dropped."""
+        """Returns how many lines the service reports as dropped."""
         with urlopen(f"http://{self._metrics[name]}/metrics", timeout=30) as answer:
             [line] = [
                 line for line in answer.read().decode().splitlines() if line.startswith("outrider_log_lines_dropped")
@@ -62,7 +62,7 @@ class Services:
         return float(line.split()[1])
 
     def ends(self) -> dict[str, int]:
-        """Ends all, the last that was started first. Returns their statuses."""
+        """Ends all services, in reverse order of their start. Returns their statuses."""
         for process in reversed(self._processes.values()):
             process.send_signal(signal.SIGTERM)
             process.wait(END_TIMEOUT_S)
@@ -70,7 +70,7 @@ class Services:
 
 
 def said(stdout: IO[str] | None, word: str) -> str:
-    """Returns what a service says of itself, in the next line."""
+    """Returns the service's next line on stdout."""
     assert stdout is not None
     found, address = stdout.readline().split()
     assert found == word

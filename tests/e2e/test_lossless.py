@@ -41,7 +41,7 @@ async def generate(client: Client, prompt: str, temperature: float, variant: str
 
 
 def first_difference(prompt_token_ids: Sequence[int], one: Sequence[int], other: Sequence[int]) -> str:
-    """Where two texts part, and the target's top-2 gap there: a real bug has a wide one."""
+    """Where two texts part, and the target's top-2 gap there, which is wide for a real bug."""
     index = next(i for i, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
     runner = load_model("demo/target", dtype="float32").runner
     logits = runner.forward([Segment(runner.new_cache(), [*prompt_token_ids, *one[:index]], 1)])[0]

@@ -1,5 +1,5 @@
-"""Many clients that cancel, time out, disconnect, stop early or finish at random, with all parameters mixed: every text
-that comes is right, and nothing is left behind."""
+"""Many clients cancel, time out, disconnect, stop early or finish at random, with all parameters mixed. Every text
+that comes is right, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS_IF_FULL = 300
 WARM_SHARE = 0.3
 """Share of the time after which memory is watched."""
 MAX_GROWN_MB = 256.0
-"""Most memory that a service takes from then on: caches fill for minutes, ever more slowly."""
+"""Maximum growth of a service's memory from then on: caches fill for minutes, ever more slowly."""
 PROMPTS = [prompt.text for prompt in default_prompts()][:6]
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -50,7 +50,7 @@ REST: list[dict[str, Any]] = [
     {"prompt_logprobs": 1, "truncate_prompt_tokens": 40},
 ]
 Request = tuple[int, int, int]
-"""Numbers of a prompt, of parameters of the draw, and of others."""
+"""Numbers of a prompt, of sampling parameters, and of other parameters."""
 
 
 def options(request: Request, method: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def said(result: Result) -> list[tuple[Any, ...]]:
 
 
 async def behave(client: Client, request: Request, method: str, expected: Result, chance: random.Random) -> str:
-    """Makes one request and does one of five things with it; returns which. Raises AssertionError for a wrong text."""
+    """Makes one request and ends it in one of five ways; returns which. Raises AssertionError for a wrong text."""
     prompt, given = PROMPTS[request[0]], options(request, method)
     way = chance.choice(("finish", "finish", "finish", "stop early", "cancel", "time out", "drop"))
     if way == "finish":
@@ -119,7 +119,7 @@ async def test_whatever_clients_do_no_text_is_wrong_and_nothing_is_left(
                     ways[await behave(own, request, method, expected[request], chance)] += 1
                 except ResourceExhausted as error:
                     refused[error.message] += 1
-                    await asyncio.sleep(chance.uniform(0.05, 0.5))  # as a client does that is told so
+                    await asyncio.sleep(chance.uniform(0.05, 0.5))  # as a client does that is told to come back
 
     await asyncio.gather(*(live(number) for number in range(NUM_CLIENTS)))
     grown_mb = {name: end - warm_mb[name] for name, end in resident_mb(stack).items()}
@@ -132,7 +132,7 @@ async def test_whatever_clients_do_no_text_is_wrong_and_nothing_is_left(
 
 
 def resident_mb(stack: LocalStack) -> dict[str, float]:
-    """Returns the memory that each service has in use, by its name."""
+    """Returns the memory that each service uses, by its name."""
     services = {"verifier": stack.verifiers[0], "speculator": stack.speculators[0], "datastore": stack.datastore}
     return {
         name: psutil.Process(service.pid).memory_info().rss / 1e6
@@ -142,7 +142,7 @@ def resident_mb(stack: LocalStack) -> dict[str, float]:
 
 
 async def nothing_is_left(client: Client, stack: LocalStack) -> None:
-    """Returns when neither service has a session, nor the verifier's pool anything that one holds."""
+    """Returns when neither service has a session, and no session holds any of the verifier's pool."""
     assert stack.speculator is not None
     async with grpc.aio.insecure_channel(stack.speculator.address) as channel:
         stub = speculator_pb2_grpc.SpeculatorServiceStub(channel)

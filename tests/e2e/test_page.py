@@ -1,4 +1,4 @@
-"""The page in a real browser before real services, which it breaks: the texts are the same all the same."""
+"""The page in a real browser, with real services, which it breaks: the texts stay the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_TOKENS = 600
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """The page of `outrider up`, with what it needs to break things."""
+    """The page of `outrider up`, which can break things."""
     command = [sys.executable, "-m", "outrider_cli", "up", "--target-dtype", "float32", "--lab"]
     command += ["--port", "0", "--http-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
@@ -63,7 +63,7 @@ def test_what_is_broken_in_the_middle_of_a_race_leaves_the_texts_the_same(url: s
 
 
 def test_a_page_of_another_host_breaks_nothing(url: str) -> None:
-    # What everybody may read has no buttons: they are for this machine alone.
+    # A page that everybody may read has no such buttons: they are only for this machine.
     asked = urllib.request.Request(f"{url}/page/lab", b'{"action": "kill_speculator"}', {"host": "example.com"})
     asked.add_header("content-type", "application/json")
     with pytest.raises(urllib.error.HTTPError, match="403"):

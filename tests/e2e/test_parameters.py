@@ -85,7 +85,7 @@ PREDICTING = [
     for name in VARIANTS
     if name.startswith(("retrieval", "double", "auto")) or ("+" in name and not name.startswith("off"))
 ]
-"""Variants that look continuations up in the verifier, and so in a prediction."""
+"""Variants that look up continuations in the verifier, and so in a prediction."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -147,7 +147,7 @@ NUM_LAW_TEXTS, NUM_FULL_LAW_TEXTS = 320, 6400
 
 @cache
 def law_by_transformers(prompt_token_ids: tuple[int, ...]) -> Law:
-    """The law of texts by transformers' model and processors, and the two penalties that it does not have."""
+    """The law of texts by transformers' model and processors, and the two penalties that it lacks."""
     model, _ = build_hf_model("demo/target", "float32")
     processors = LogitsProcessorList(
         [
@@ -170,7 +170,7 @@ def law_by_transformers(prompt_token_ids: tuple[int, ...]) -> Law:
     return law_of(scores, LAW_LENGTH)
 
 
-# The rule of acceptance is the same for all: those that draft otherwise are tried in longer runs.
+# All methods share the rule of acceptance, so those that draft otherwise are tried only in longer runs.
 LAW_VARIANTS = [
     "speculative",
     *(pytest.param(name, marks=pytest.mark.suite) for name in ("off", "best-first tree", "auto")),
@@ -181,7 +181,7 @@ LAW_VARIANTS = [
 async def test_texts_have_the_distribution_that_transformers_gives_them(
     client: Client, variant: str, full: bool
 ) -> None:
-    # With one temperature and noise that the seed keys, the texts of one request are drawn apart.
+    # The noise depends on the seed and the index of the text, so the texts of one request are independent.
     given = {**LAW, **options_of(variant), "n": 16, "max_tokens": LAW_LENGTH + 1, "ignore_eos": True}
     num_texts = NUM_FULL_LAW_TEXTS if full else NUM_LAW_TEXTS
     results = [await client.complete(PROMPTS[3], seed=seed, **given) for seed in range(num_texts // 16)]
@@ -249,7 +249,7 @@ async def test_a_text_with_stop_strings_is_resumed_exactly_wherever_it_was_broke
     assert texts[-1] == ""
 
 
-# What is told beside the text.
+# Other fields than the text.
 
 
 @pytest.mark.parametrize("variant", ["off", "pearl", "best-first tree", "retrieval", "auto"])

@@ -1,4 +1,4 @@
-"""The ratio rule between real models and services: other texts than `off`, of the same distribution."""
+"""The ratio rule between real models and services: texts differ from `off`, but have the same distribution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LENGTH = 6
 """Tokens of a text: the first rounds come before the first draft."""
 NUM_TEXTS, NUM_FULL_TEXTS = 300, 600
 MAX_SHARES = 8
-"""Times that many texts, at most, until enough drafts have come in time to be judged."""
+"""At most this many times as many texts, until enough drafts have come in time to be judged."""
 SAMPLED = [method.name for method in METHODS.values() if method.samples]
 PUBLISHED = [
     name
@@ -54,7 +54,7 @@ def law(prompt_token_ids: tuple[int, ...]) -> Law:
     return law_of(scores, LENGTH)
 
 
-# A law is only tried where drafts come in time to be judged: alone on the machine.
+# A law is tested only where drafts come in time to be judged, which needs the machine alone.
 @pytest.mark.suite
 @pytest.mark.parametrize("case", CASES)
 async def test_texts_under_the_ratio_rule_have_the_targets_distribution(client: Client, case: str, full: bool) -> None:
@@ -74,7 +74,7 @@ async def test_texts_under_the_ratio_rule_have_the_targets_distribution(client: 
             )
 
     results: list[Result] = []
-    # How many drafts come in time depends on the machine: where they are few, more texts are asked for.
+    # The number of drafts that come in time depends on the machine; if there are few, more texts are generated.
     while num_judged(results) <= num_texts // 5:
         assert len(results) < MAX_SHARES * num_texts
         seeds = range(len(results), len(results) + num_texts)
@@ -104,7 +104,7 @@ async def test_at_temperature_zero_the_text_is_that_of_off(client: Client) -> No
 
 
 async def test_sessions_under_both_rules_share_forwards(client: Client) -> None:
-    """What the match rule emits is the same as alone, whoever is in the same forward."""
+    """The match rule's output does not depend on the other sessions in the same forward."""
     plain = await client.complete(PROMPT, method="off", seed=3, max_tokens=32, ignore_eos=True)
     both = [
         client.complete(PROMPT, method="pearl", acceptance_rule=rule, seed=3, max_tokens=32, ignore_eos=True)

@@ -1,4 +1,5 @@
-"""Verifiers as processes: one is killed, or hangs, and its generations go on at the other as if nothing were wrong."""
+"""Verifiers as processes: one is killed, or hangs, and its generations continue at the other as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ OPTIONS = GenerateOptions(temperature=0.7, seed=21, max_tokens=600, ignore_eos=T
 
 @pytest.fixture(scope="module")
 def verifiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
-    """Two replicas, which get hurt. In bfloat16 where the CPU has it."""
+    """Two replicas, which get hurt. In bfloat16 if the CPU has it."""
     folder = tmp_path_factory.mktemp("logs")
     flags = ("--model", "demo/target", "--dtype", "auto", "--num-threads", "1")
     with ExitStack() as exits:
@@ -66,7 +67,7 @@ def one_in_use(verifiers: tuple[Service, Service]) -> Service:
 
 
 def read(generation: BlockingGeneration, hurt: Callable[[], object]) -> Result:
-    """The result; `hurt` is called after the first chunk."""
+    """Returns the result; calls `hurt` after the first chunk."""
     next(generation)
     hurt()
     for _ in generation:
@@ -140,7 +141,7 @@ def test_when_both_have_been_killed_the_first_that_is_back_goes_on(
                 if number in (20, 120):
                     hurt.append(one_in_use(verifiers))
                     hurt[-1].kill()
-                    hurt[-1].spawn()  # it comes back while the other one goes on, or while nobody does
+                    hurt[-1].spawn()  # it comes back while the other one goes on, or while none does
     finally:
         for service in hurt:
             service.wait_listening()
@@ -175,9 +176,9 @@ def test_a_verifier_that_hangs_is_left(
             began = time.monotonic()
             result = read(generation, hang)
             took_s = time.monotonic() - began
-            after = client.complete(PROMPT, **options)  # nobody asks the one that hangs
+            after = client.complete(PROMPT, **options)  # no client asks the one that hangs
     finally:
         os.kill(hung[0], signal.SIGCONT)
     assert (result.token_ids, result.text, result.num_resumes) == (whole.token_ids, whole.text, 1)
     assert (after.token_ids, after.num_resumes) == (whole.token_ids, 0)
-    assert took_s < 25  # without a stall timeout of its own it is the keepalive that notices, within 15 s
+    assert took_s < 25  # without a stall timeout of its own, the keepalive notices within 15 s

@@ -1,4 +1,4 @@
-"""Retrieval end to end: what was loaded or said before is found again, by those who may find it and by nobody else."""
+"""Retrieval end to end: loaded and generated tokens are found again, only by those who may find them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def other_tenant(stack: LocalStack) -> Iterator[Service]:
 
 @pytest.fixture
 def empty(own_redis: LocalRedis) -> Iterator[redis.Redis]:
-    """The store behind it, with nothing of earlier tests in it."""
+    """The store of that datastore, without data of earlier tests."""
     connection = redis.Redis.from_url(own_redis.url)
     connection.flushdb()
     yield connection
@@ -93,7 +93,7 @@ def ring_of(stack: LocalStack, tenant: str) -> int:
 
 
 def load_prior(stack: LocalStack, said: Result) -> None:
-    """Makes the prompt and what was said the prior of all tenants."""
+    """Makes the prompt and its continuation the prior of all tenants."""
     assert stack.datastore is not None
     with BlockingClient(stack.address) as client:
         model, prompt = client.info().model, client.tokenize(PROMPT)
@@ -198,7 +198,7 @@ def test_a_prior_is_built_loaded_used_listed_and_deleted(stack: LocalStack, empt
     run("load", str(prior), "--address", stack.address)
     [corpus] = json.loads(run("list", "--address", stack.address, "--json"))
     assert corpus["corpus"] == "default"
-    # The first round of the prior was greedy: so is this.
+    # The prior's first round was greedy, and so is this.
     until_true(lambda: accepted(generate(stack.address, temperature=0, max_tokens=40)).get(Source.PRIOR, 0) > 20)
     draft_side = generate(stack.address, temperature=0, max_tokens=40, method="pearl", retrieval=True)
     assert draft_side.token_ids == generate(stack.address, temperature=0, max_tokens=40, method="off").token_ids

@@ -1,6 +1,6 @@
-"""Every service as a process behind TLS and credentials: who gets in, what changes while streams run, what is logged.
+"""Every service as a process with TLS and credentials: who gets in, what changes while streams run, what is logged.
 
-The tests stand in the order in which they must run: the one of the logs reads what the others have caused.
+The tests must run in this order: the last one reads the logs that the others have caused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredStack]:
 
 
 def methods_of(channel: grpc.Channel) -> list[str]:
-    """Every RPC of every service of a server, as reflection tells it to those who may ask."""
+    """Every RPC of every service of a server, which reflection reveals to permitted callers."""
     allowed = cast(grpc.Channel, CallsWithMetadata(channel, bearer(TOKENS["service"])))
     stub = reflection_pb2_grpc.ServerReflectionStub(allowed)
 
@@ -64,7 +64,7 @@ def methods_of(channel: grpc.Channel) -> list[str]:
 
 
 def status_of(channel: grpc.Channel, method: str, *tokens: str) -> grpc.StatusCode:
-    """How a call with an empty message ends."""
+    """The status of a call with an empty message."""
     metadata = [pair for token in tokens for pair in bearer(token)]
     call = channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=10)
     with pytest.raises(grpc.RpcError) as error:
@@ -107,7 +107,7 @@ def test_no_handshake_succeeds_without_a_valid_certificate(stack: SecuredStack, 
 
 
 def test_health_alone_is_told_without_credentials(stack: SecuredStack) -> None:
-    """`secured_stack` has waited by it. Here: nothing else is served there, and known callers are told everywhere."""
+    """`secured_stack` has waited with it. Here: it serves nothing else, and known callers can ask everywhere."""
     for name in NAMES:
         with stack.channel(name) as channel:
             allowed = cast(grpc.Channel, CallsWithMetadata(channel, bearer(TOKENS["service"])))
@@ -158,7 +158,7 @@ def test_a_tenant_never_retrieves_what_another_has_said(stack: SecuredStack) -> 
     with connected(stack, TOKENS["acme"]) as acme, connected(stack, TOKENS["evil"]) as evil:
         first = generate(acme, retrieval_scope="tenant")
         deadline = time.monotonic() + 30
-        # What was said is recorded behind the answer, and copied from there.
+        # Recording comes after the answer, and copies after recording.
         while retrieved(again := generate(acme, retrieval_scope="tenant")) < NUM_TOKENS // 2:
             assert time.monotonic() < deadline
         assert again.token_ids == first.token_ids
@@ -210,7 +210,7 @@ def test_a_caller_of_the_gateway_is_who_its_token_says_and_the_gateway_s_own_is_
         with pytest.raises(openai.PermissionDeniedError):
             ask(TOKENS["drafter"])
         with pytest.raises(openai.RateLimitError, match="requests_per_minute of tenant 'poor'"):
-            ask(TOKENS["poor"])  # the test before has used its only request
+            ask(TOKENS["poor"])  # an earlier test has used its only request
     finally:
         gateway.stop()
     # Its log is read with all others.

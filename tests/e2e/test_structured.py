@@ -57,7 +57,7 @@ async def test_every_output_obeys_its_schema_and_is_that_of_off(client: Client, 
 
 
 SUITE = os.environ.get("OUTRIDER_JSON_SCHEMA_SUITE", "")
-"""Folder of the tests of the JSON Schema test suite, which has one for each draft."""
+"""A folder of tests of the JSON Schema test suite, which has one for each draft of the standard."""
 
 
 def schemas_of_suite() -> list[dict[str, Any] | bool]:
@@ -85,7 +85,7 @@ async def test_each_schema_of_the_test_suite_is_obeyed_or_refused_by_name(client
             assert said(result) == said(plain), (variant, temperature, schema)
         counts[plain.finish_reason.name] += 1
         if plain.finish_reason is FinishReason.STOP:
-            # As decimals: 200.6888 is a multiple of 0.0001, and as floats it is none.
+            # As decimals: 200.6888 is a multiple of 0.0001; as floats it is not.
             validator = Draft202012Validator(json.loads(json.dumps(schema), parse_float=Decimal))
             validator.validate(json.loads(plain.text, parse_float=Decimal))
 
@@ -94,7 +94,7 @@ async def test_each_schema_of_the_test_suite_is_obeyed_or_refused_by_name(client
     print(f"{len(schemas)} schemas at two temperatures: {dict(counts)}; refused: {dict(reasons)}")
     assert all(refusal.field == "structured_outputs.json" for refusal in refusals)
     assert all(re.search("does not compile|is too complex|cannot be read", refusal.message) for refusal in refusals)
-    # Others allow texts of any length, which a model of 5 M parameters does not end.
+    # Other schemas allow texts of any length, which a model of 5 M parameters does not end.
     assert counts["STOP"] > len(schemas) / 10
 
 

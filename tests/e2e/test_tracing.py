@@ -51,7 +51,7 @@ def collector() -> Iterator[tuple[Collector, str]]:
 
 @pytest.fixture(scope="module")
 def traced(collector: tuple[Collector, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """Services that record what their callers record. Redis may take its time: it shall answer, not be quick."""
+    """Services that record what their callers record. Redis may be slow, as long as it answers."""
     said, folder = flags(collector[1], 0.0), tmp_path_factory.mktemp("logs")
     config = StackConfig(
         target="demo/target",
@@ -64,7 +64,7 @@ def traced(collector: tuple[Collector, str], tmp_path_factory: pytest.TempPathFa
     with pytest.MonkeyPatch.context() as environment, running_redis(folder) as redis_url:
         for name, value in SOON.items():
             environment.setenv(name, value)
-        # A user without a password may name any.
+        # A Redis user without a password accepts any.
         with_password = redis_url.replace("://", f"://default:{PASSWORD}@")
         with LocalStack(replace(config, redis_url=with_password)) as running:
             yield running
@@ -74,7 +74,7 @@ def traced(collector: tuple[Collector, str], tmp_path_factory: pytest.TempPathFa
 def application(
     collector: tuple[Collector, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[bool], TracerProvider]]:
-    """Makes this process one that traces, to the same collector."""
+    """Makes this process trace, to the same collector."""
     providers: list[TracerProvider] = []
 
     def trace_here(is_recorded: bool) -> TracerProvider:
@@ -83,7 +83,7 @@ def application(
             sampler=sampler, resource=Resource.create({"service.name": "application"}), shutdown_on_exit=False
         )
         provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=collector[1], insecure=True)))
-        # Once in a process, says OpenTelemetry: other tests shall not find it.
+        # OpenTelemetry allows one per process; other tests must not find it.
         monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
         providers.append(provider)
         return provider
@@ -95,7 +95,7 @@ def application(
 
 @contextmanager
 def app_span(provider: TracerProvider) -> Iterator[str]:
-    """What the application is doing. Yields the trace's id."""
+    """A span of the application. Yields the trace's id."""
     with provider.get_tracer("test").start_as_current_span("a page is shown") as span:
         yield f"{span.get_span_context().trace_id:032x}"
 
@@ -196,7 +196,7 @@ async def test_an_unrecorded_caller_makes_no_span_and_the_text_is_the_same(
         with app_span(application(True)) as recorded_id:
             recorded = await client.complete(PROMPT, **OPTIONS)
     assert untraced.text == unrecorded.text == recorded.text
-    # Spans leave a process in order: with those of the later call here, earlier ones would be, too.
+    # A process sends spans in order: once those of the later call are here, earlier ones would be, too.
     seen = collector[0].trace(recorded_id, GENERATE, SPECULATE, RECORD)
     assert seen
     assert not [span for span in collector[0].spans if span.trace_id == unrecorded_id]
@@ -248,7 +248,7 @@ async def test_an_edge_inside_the_application_traces_as_the_application_does(
     application: Callable[[bool], TracerProvider],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracing, "_tracer", None)  # and again when this is over
+    monkeypatch.setattr(tracing, "_tracer", None)  # restored when the test is over
     provider = application(True)
     async with running_edge(traced.address) as client:
         with app_span(provider) as trace_id:
@@ -265,7 +265,7 @@ async def test_an_edge_inside_the_application_traces_as_the_application_does(
 async def test_a_dead_collector_changes_no_text_and_delays_no_end(traced: LocalStack, tmp_path: Path) -> None:
     async with Client(traced.address) as client:
         expected = await client.complete(PROMPT, **(OPTIONS | {"method": "off"}))
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         arguments = ("--model", "demo/target", "--dtype", "float32", "--num-threads", "1", *flags(url, 1.0))
         service = Service("verifier", "outrider.verifier", arguments, tmp_path / "log", listen=ANY_PORT)

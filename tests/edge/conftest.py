@@ -1,5 +1,5 @@
-"""A verifier in the cloud, an edge before it, and a client of each. Of several verifiers the first one has the first
-turn."""
+"""A verifier in the cloud, an edge in front of it, and a client of each. Among several verifiers, the first one has the
+first turn."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def edge(verifier: RunningVerifier) -> AsyncIterator[RunningEdge]:
 
 @pytest.fixture
 async def cloud(verifier: RunningVerifier) -> AsyncIterator[Client]:
-    """Talks to the verifier itself."""
+    """A client of the verifier itself."""
     async with Client(verifier.address) as connected:
         yield connected
 
 
 @pytest.fixture
 async def client(edge: RunningEdge) -> AsyncIterator[Client]:
-    """Talks to the edge."""
+    """A client of the edge."""
     async with Client(edge.address) as connected:
         yield connected

@@ -1,4 +1,4 @@
-"""An edge says where its cloud and its draft model are, and says it again when that changes, even if nobody asks."""
+"""An edge reports the state of its cloud and its draft model, and every change, even if nobody asks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.services import draft_model, running_edge
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """An address that is kept for the test, and that nobody listens at."""
+    """An address that is reserved for the test, and where nobody listens."""
     with socket.socket() as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind(("127.0.0.1", 0))
@@ -51,7 +51,7 @@ async def serving_at(address: str, cloud: ScriptedCloud) -> AsyncIterator[None]:
 
 
 async def drafts_for_nobody(*_: object) -> None:
-    """Takes no part in a generation: none is made here."""
+    """Unused, because no generation is made here."""
 
 
 async def test_each_change_of_the_cloud_is_a_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ async def test_each_change_of_the_cloud_is_a_line(address: str, monkeypatch: pyt
         async with serving_at(address, ScriptedCloud(drafts_for_nobody)):
             while (line := await lines.get()) != "cloud: connected":
                 assert line.startswith("cloud: not rea")
-        # A call finds out that it is gone; nothing else has to be asked for it to be found again.
+        # A call notices that it is gone; no further call is needed for it to be found again.
         with pytest.raises(grpc.aio.AioRpcError):
             await upstreams.ask(lambda stub: stub.Tokenize(verifier_pb2.TokenizeRequest()))
         assert (await lines.get()).startswith("cloud: not reachable")

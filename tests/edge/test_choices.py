@@ -1,4 +1,4 @@
-"""Several texts of one prompt through an edge: each is drafted for, and each is the text that the cloud gives."""
+"""Several texts of one prompt through an edge: each gets drafts, and each is the cloud's own text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def cloud_stub(verifier: RunningVerifier) -> AsyncIterator[Any]:
 
 
 def request(n: int, choices: Sequence[tuple[Sequence[int], bool]] = (), **fields: Any) -> verifier_pb2.GenerateRequest:
-    """A request for n texts. `choices`: tokens of each so far, and whether it is finished."""
+    """A request for n texts. `choices`: the tokens of each so far, and whether it is finished."""
     made = verifier_pb2.GenerateRequest(
         prompt=verifier_pb2.Prompt(text=TEXT),
         sampling=types_pb2.SamplingParams(**{"temperature": 0.9, "seed": 3, "max_tokens": 40, **fields}),
@@ -105,7 +105,7 @@ async def test_each_text_is_drafted_for_with_the_noise_of_its_own_seed(client: C
         alone = await client.complete(TEXT, **(options | {"seed": choice_seed(3, index)}))
         assert choice.token_ids == alone.token_ids
         # With another seed's noise few drafted tokens would be right. On a busy machine drafts may come too late to be
-        # verified: of those that were, as many are right.
+        # verified, but of those that were verified, as many are right.
         share = alone.summary.num_accepted_tokens / alone.summary.num_drafted_tokens
         assert choice.summary.num_accepted_tokens >= 0.5 * share * choice.summary.num_drafted_tokens
 
@@ -251,7 +251,7 @@ async def test_texts_beyond_the_sessions_of_the_draft_model_go_up_without_drafts
 
 
 def index_of(opening: verifier_pb2.CollaborateOpen) -> int:
-    """The text that a call is about."""
+    """The text that a call is for."""
     (index,) = (index for index, each in enumerate(opening.request.resume_choices) if not each.is_finished)
     return index
 
@@ -295,7 +295,7 @@ async def test_a_second_text_begins_when_the_first_one_has_read_the_prompt() -> 
             await context.write(verifier_pb2.CollaborateResponse(prompt_logprobs=verifier_pb2.PromptLogprobs()))
             assert indices == [0]
         else:
-            assert not opening.wants_prompt_token_ids  # told by the first one
+            assert not opening.wants_prompt_token_ids  # the first one has them
             await context.write(started([5, 6], shows_prompt=False))
         await context.write(chunk(7))
         await context.write(finished(1))

@@ -1,4 +1,4 @@
-"""How the edge drafts: when it begins, what it is told, and when it does without."""
+"""How the edge drafts: when it begins, what it is told, and when it does without a cloud or a draft model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = "def add(a, b):\n"
 
 
 async def first_draft(requests: AsyncIterator[verifier_pb2.CollaborateRequest], base_len: int) -> types_pb2.Draft:
-    """The first one with this base; those before it are late."""
+    """The first draft with this base; drafts before it are late."""
     async for request in requests:
         if request.draft.base_len == base_len:
             assert request.forward_us > 0
@@ -38,7 +38,7 @@ async def first_draft(requests: AsyncIterator[verifier_pb2.CollaborateRequest], 
 
 
 async def rest(requests: AsyncIterator[verifier_pb2.CollaborateRequest]) -> list[verifier_pb2.CollaborateRequest]:
-    """What comes until the edge half-closes."""
+    """The requests until the edge half-closes."""
     return [request async for request in requests]
 
 
@@ -92,7 +92,7 @@ async def test_the_clouds_steering_pauses_and_changes_the_method() -> None:
         await context.write(steering(types_pb2.METHOD_OFF))
         await context.write(chunk(7))
         await context.write(chunk(8))
-        slow = {"forward_us": 2_000_000, "round_trip_us": 400}  # a whole draft is worth the wait
+        slow = {"forward_us": 2_000_000, "round_trip_us": 400}  # the target can wait for a whole draft
         await context.write(steering(types_pb2.METHOD_SPECULATIVE, 6, **slow))
         late = [request.draft async for request in requests_until(requests, len(PROMPT) + 2)]
         assert len(late) == 1  # nothing was drafted meanwhile
@@ -176,7 +176,7 @@ async def test_the_first_token_does_not_wait_for_the_draft_model(
 
 
 async def loaded(client: Client) -> verifier_pb2.PeerInfo:
-    """What the edge says of its draft model once that is there or has failed."""
+    """What the edge reports of its draft model once it has loaded or failed."""
 
     async def ended() -> verifier_pb2.PeerInfo | None:
         speculator = (await client.info()).speculator

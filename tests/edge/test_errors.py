@@ -1,4 +1,4 @@
-"""What the cloud says is wrong reaches the application as the cloud said it, and nothing is left behind anywhere."""
+"""The cloud's errors reach the application unchanged, and nothing is left over anywhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.verifier_requests import BAD_REQUESTS, refusal, request, toke
 
 PROMPT = "def add(a, b):\n"
 SERVED = {"no speculator", "a scope for nothing"}
-"""What is wrong no more where there is a draft model, or with METHOD_AUTO."""
+"""Requests that are fine with a draft model, or with METHOD_AUTO."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def said(error: grpc.aio.AioRpcError) -> tuple[type[OutriderError], str, tuple[M
 
 
 async def read_all(call: Any) -> None:
-    """Reads on to the end of a call that was read from before."""
+    """Reads the rest of a call that was read from before."""
     while await call.read() is not grpc.aio.EOF:
         pass
 
@@ -77,7 +77,7 @@ async def test_a_drafted_method_needs_no_speculator_in_the_cloud(stub: Any) -> N
 
 
 class FloodingDrafter(Drafter):
-    """Has always one more draft to send, for as long as the session is open."""
+    """Always has one more draft to send while the session is open."""
 
     def open(self, session_id: str, committed: Sequence[int], *others: Any, **options: Any) -> None:
         super().open(session_id, committed, *others, **options)

@@ -1,4 +1,4 @@
-"""Through the edge, an application gets what the cloud would have said, in fewer rounds."""
+"""Through the edge, an application gets the cloud's own text, in fewer rounds."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_the_default_method_is_the_clouds(client: Client, cloud: Client) -
 async def test_auto_chooses_in_the_cloud_and_is_drafted_for_here(client: Client, cloud: Client) -> None:
     plain = await generate(cloud, "off")
     num_accepted = 0
-    for _ in range(5):  # on a busy machine it may choose to do without drafts
+    for _ in range(5):  # on a busy machine it may choose to run without drafts
         drafted = await generate(client, "auto")
         assert drafted.token_ids == plain.token_ids
         assert drafted.summary.method == types_pb2.METHOD_AUTO

@@ -1,4 +1,4 @@
-"""The cloud dies in the middle: the application reads on, and reads what it would have read."""
+"""The cloud dies in the middle, and the application reads the same text as without a fault."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ METHODS = ["off", "speculative", "best-first", "auto"]
 
 @pytest.fixture
 async def proxy(verifier: RunningVerifier) -> AsyncIterator[DelayProxy]:
-    """The way to the cloud; closing it cuts all connections."""
+    """The link to the cloud; closing it cuts all connections."""
     async with DelayProxy(verifier.address) as running:
         yield running
 
 
 async def generate(client: Client, method: str, hurt: Callable[[], Awaitable[object]] | None = None) -> Result:
-    """A generation; `hurt` is awaited once its first tokens are there."""
+    """Generates; awaits `hurt` once the first tokens are there."""
     generation, ends = begun(client, method), list[int]()
     async for each in generation:
         ends += each.text_ends
         if hurt is not None:
             await hurt()
             hurt = None
-    # However many calls it took, the ends are counted in the whole text.
+    # The ends count in the whole text, whatever the number of calls.
     assert len(ends) == NUM_TOKENS
     assert ends == sorted(ends)
     assert ends[-1] == len(generation.result.text)
@@ -90,7 +90,7 @@ async def test_another_verifier_goes_on_where_the_first_one_died(cloud: Client, 
     ):
         hurt = await generate(client, method, proxy.close)
         assert (hurt.token_ids, hurt.text) == (plain.token_ids, plain.text)
-        again = await generate(client, method)  # the second one is dialled at once now
+        again = await generate(client, method)  # the second one is now dialled at once
         assert again.token_ids == plain.token_ids
         assert await second.is_idle()
 
@@ -106,7 +106,7 @@ async def test_a_cloud_that_stays_away_is_given_up_on(proxy: DelayProxy) -> None
         running_edge(proxy.address, model=draft_model(), resume_timeout_s=0.3) as edge,
         Client(edge.address) as client,
     ):
-        # An application that goes on by itself would ask the edge for half a minute.
+        # An application that resumes by itself would ask the edge for half a minute.
         generation = begun(client, "pearl", resume=False)
         await anext(generation)
         await proxy.close()
@@ -125,7 +125,7 @@ async def test_a_verifier_with_another_model_does_not_go_on(proxy: DelayProxy, m
         running_edge(proxy.address, second.address, model=draft_model(), resume_timeout_s=0.3) as edge,
         Client(edge.address) as client,
     ):
-        # Without an edge's memory of who began it, a client that tries again would be answered.
+        # If the edge forgot who began a generation, it would answer a client that tries again.
         generation = client.generate(TEXT, max_tokens=NUM_TOKENS, ignore_eos=True, method="pearl", resume=False)
         await anext(generation)
         await proxy.close()

@@ -1,4 +1,4 @@
-"""What an edge counts: what its applications get, and what it drafts for them."""
+"""An edge's counts: what its applications get, and what it drafts for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_generations_and_drafts_are_counted_on_both_sides(
     assert (here["outrider_peer_up"], here["outrider_edge_degraded_sessions_total"][""]) == ({"upstream": 1}, 0)
     assert here["outrider_draft_sessions_total"][""] == 1
     assert here["outrider_draft_committed_tokens_total"][""] >= result.summary.num_accepted_tokens > 0
-    # A summary does not count itself; and not all that the edge says belongs to the generation.
+    # A summary does not count itself; and not everything that the edge sends belongs to the generation.
     caller, upstream = cloud["outrider_wire_bytes_total"], here["outrider_wire_bytes_total"]
     assert upstream["upstream,received"] > caller["caller,sent"] > result.summary.num_bytes_sent > 0
     assert upstream["upstream,sent"] >= caller["caller,received"] >= result.summary.num_bytes_received > 0
@@ -54,7 +54,7 @@ async def test_a_generation_that_goes_on_at_another_verifier_is_one_and_a_reconn
         here, there = values_of(edge.service.metrics()), values_of(second.servicer.metrics())
     assert above_0(here["outrider_edge_requests_total"]) == {"OK,length": 1}
     assert here["outrider_stream_reconnects_total"] == {"upstream": 1}
-    # Where a draft on its way hides how a call has ended, the verifier is asked for the rest, or for the end alone.
+    # If a draft in flight hides how a call has ended, the verifier is asked for the rest, or only for the end.
     assert here["outrider_draft_resyncs_total"][""] >= 1
     assert there["outrider_resumed_sessions_total"][""] >= 1
 

@@ -1,4 +1,4 @@
-"""Generations of an edge go to the verifier with least to do, and stay there while it is well."""
+"""An edge's generations go to the verifier with the least load, and stay there while it works."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_generations_are_shared_between_two_verifiers_and_stay_where_they_
         client = await exits.enter_async_context(Client(edge.address))
         generations = [await begun(client, exits, method=method) for _ in range(4)]
         assert sessions_of(pair) == [2, 2]
-        # The first verifier is empty now. What runs at the other one stays there; what begins goes to the first.
+        # The first verifier is now empty. Running generations stay at the other one; new ones go to the first.
         for generation in generations[::2]:
             generation.cancel()
         assert await pair[0].is_idle()
@@ -98,7 +98,7 @@ async def test_a_verifier_that_others_keep_busy_is_left_to_them(
             await begun(others, exits, method="off")
         edge = await exits.enter_async_context(running_edge(*(each.address for each in pair), model=draft_model()))
         client = await exits.enter_async_context(Client(edge.address))
-        await client.complete(TEXT, max_tokens=1, method="off")  # the first verifier says what it has to do
+        await client.complete(TEXT, max_tokens=1, method="off")  # the first verifier reports its load
         for _ in range(3):
             await begun(client, exits, method="pearl")
         assert sessions_of(pair) == [3, 3]

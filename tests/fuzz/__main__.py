@@ -1,5 +1,5 @@
-"""python -m tests.fuzz: mutated messages on every RPC of real services, and mutated requests to a gateway before them.
-Exit status 1 if one does harm."""
+"""python -m tests.fuzz sends mutated messages to every RPC of real services, and mutated requests to a gateway in front
+of them. Exit status 1 if one does harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that lie: what a real speculator and a real datastore answer, mutated on its way to a verifier."""
+"""Peers that lie: the answers of a real speculator and a real datastore, mutated on their way to a verifier."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from google.protobuf.message_factory import GetMessageClass
 from tests.fuzz.mutations import RANGES, mutated, serialized, with_other_fields
 
 LIES = 0.2
-"""Share of the answers that have other fields: the others keep the sessions going."""
+"""Share of the answers whose fields are changed; the others keep the sessions going."""
 GARBAGE = 0.002
-"""Share of those that may be no message at all. More would leave the verifier in its pauses between two attempts."""
+"""Share of the answers whose bytes are mutated. More would leave the verifier in its pauses between two attempts."""
 
 
 class LyingPeer:
-    """Passes calls on to a service, and the answers back, mutated or as they are. All draws are of one seed."""
+    """Forwards calls to a service, and its answers back, mutated or unchanged. One seed decides everything."""
 
     def __init__(self, service: ServiceDescriptor, channel: grpc.aio.Channel, seed: int) -> None:
         self._service, self._channel, self._random = service, channel, Random(seed)
         self.num_answers: Counter[str] = Counter()
-        """By the name of the RPC."""
+        """Number of answers by the name of the RPC."""
 
     def lie(self, name: str, answer: bytes) -> bytes:
-        """What is told in the place of an answer."""
+        """Returns what is sent instead of an answer."""
         self.num_answers[name] += 1
         kind = self._random.random()
         if kind >= LIES + GARBAGE:
@@ -73,7 +73,7 @@ class LyingPeer:
 
 
 def with_a_number_at_an_edge(message: Message, random: Random) -> Any:
-    """A copy in which one number, here or further down, is the least or the largest that its field holds."""
+    """A copy in which one number, at any depth, is the least or the largest that its field holds."""
     changed = type(message)()
     changed.CopyFrom(message)
     places = [
@@ -89,7 +89,7 @@ def with_a_number_at_an_edge(message: Message, random: Random) -> Any:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """A message, and those in it."""
+    """A message, and the messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:

@@ -1,4 +1,4 @@
-"""One call with mutated messages: what is sent, and what came of it."""
+"""One call with mutated messages: what is sent, and its result."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tests.fuzz.examples import Rpc, tamed
 from tests.fuzz.mutations import mutated, serialized
 
 MAX_LATER = 12
-"""Most messages of a stream after the first."""
+"""Maximum messages of a stream after the first."""
 LATE_S = 10.0
-"""So long after its deadline, a call that has not ended will not end."""
+"""A call that has not ended this long after its deadline will not end."""
 BROKEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE)
-"""Statuses that no message may cause: the server did not foresee it, or has lost more than this call."""
+"""Statuses that no message may cause: the server did not foresee the error, or has lost more than this call."""
 LOST_STATUS = "Internal error from Core"
-"""What grpc.aio says of a stream that the server has ended while the client was writing."""
+"""grpc.aio's message if the server has ended a stream while the client was writing."""
 LOST_TRAILERS = "metadata size exceeds"
-"""The server's own status did not get through."""
+"""The server's own status was lost."""
 SLOW_STORE = "did not answer in time"
-"""A busy machine's Redis is no finding."""
+"""Ignored: Redis may be slow on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is sent. A function of the RPC, the seed and the number alone."""
+    """What is sent: a function of the RPC, the seed and the number alone."""
 
     rpc: Rpc
     seed: int
     number: int
     messages: tuple[bytes, ...]
     pause_s: float
-    """Between the last message and the end of the requests."""
+    """Pause between the last message and the end of the requests."""
 
     @property
     def server(self) -> str:
@@ -58,13 +58,13 @@ class Outcome:
 
 
 def make_call(rpc: Rpc, seed: int, number: int) -> Call:
-    """The call of this number: good and mutated messages, at least one of them mutated."""
+    """The call with this number: good and mutated messages, at least one of them mutated."""
     random = Random(f"{seed} {rpc.name} {number}")
     first = rpc.first(random)
     if rpc.later is None:
         return Call(rpc, seed, number, (_mutated(first, random, []),), 0.0)
     later = [rpc.later(random, index) for index in range(1, random.randrange(MAX_LATER + 1))]
-    # Behind a good beginning the mutations get further.
+    # After a good beginning the mutations get further.
     is_good = bool(later) and random.random() < 0.8
     messages = [serialized(first) if is_good else _mutated(first, random, later)]
     share = random.choice((0.1, 0.3, 0.7))
@@ -89,8 +89,8 @@ def _mutated(message: Message, random: Random, others: list[Message]) -> bytes:
 
 
 async def send(call: Call, channel: grpc.aio.Channel, address: str) -> Outcome:
-    """Makes the call with these very bytes, and reads it to its end. If its status is lost on the way, once more over a
-    channel of its own to the same address, by the library's other client."""
+    """Makes the call with exactly these bytes, and reads it to its end. If its status is lost on the way, the call is
+    made once more by the library's other client, on its own channel to the same address."""
     began = time.monotonic()
     multi: Any = getattr(channel, call.rpc.kind)(call.rpc.method)
     requests = _requests(call) if call.rpc.is_stream else call.messages[0]

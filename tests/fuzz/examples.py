@@ -1,4 +1,4 @@
-"""Good messages of every RPC: what the mutations begin with."""
+"""Good messages of every RPC, from which the mutations start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAFTED = (types.METHOD_SPECULATIVE, types.METHOD_PEARL, types.METHOD_CARD, type
 METHODS = (*DRAFTED, types.METHOD_BEST_FIRST, types.METHOD_OPT_TREE, types.METHOD_SEQUOIA)
 NUM_PROMPT_TOKENS = 10
 MAX_TOKENS = 6
-"""Generations are that short: it is not they that are tried here."""
+"""Maximum tokens of a generation: generating is not what is tested here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +31,23 @@ class Rpc:
     name: str
     method: str
     kind: str
-    """As gRPC calls it: unary_unary, unary_stream, ..."""
+    """gRPC's name of its kind: unary_unary, unary_stream, ..."""
     servers: tuple[str, ...]
-    """Who serves it: names of services."""
+    """Names of the services that serve it."""
     first: Callable[[Random], Message]
     """A good request, or the first of a stream."""
     later: Callable[[Random, int], Message] | None = None
     """A good further request of a stream, by its number from 1 on."""
     is_endless: bool = False
-    """Whether a good call may never end by itself."""
+    """True if a good call may never end by itself."""
     deadline_s: float = 20.0
     num_at_a_time: int = 12
     needs: str | None = None
-    """The name of the RPC that makes what a good call of this one finds."""
+    """The name of the RPC that creates what a good call of this one needs."""
 
     @property
     def is_stream(self) -> bool:
-        """Whether there are several requests in a call."""
+        """True if a call has several requests."""
         return self.kind.startswith("stream")
 
 
@@ -58,7 +58,7 @@ def rpcs(model: types.ModelInfo) -> dict[str, Rpc]:
 
 
 def tamed(message: Any) -> bool:
-    """Shortens a generation that would be long. Returns whether it was."""
+    """Shortens a generation that would be long. Returns True if it did."""
     request = message.open.request if isinstance(message, verify.CollaborateRequest) else message
     if not isinstance(request, verify.GenerateRequest):
         return False
@@ -231,7 +231,7 @@ def _speculator(model: types.ModelInfo) -> Iterator[Rpc]:
             if random.random() < 0.5:
                 steering.speculation.CopyFrom(_speculation(random, random.choice((types.METHOD_OFF, *METHODS))))
             return spec.SessionRequest(number=session, steering=steering)
-        # Always the same tokens: a commit repeats those before it, and goes on.
+        # Always the same tokens: a commit repeats the tokens before it, and continues.
         skipped = random.randrange(2)
         said = [37 * position % 2048 for position in range(skipped, number + 1)]
         commit = types.Commit(base_len=NUM_PROMPT_TOKENS + skipped, token_ids=said)
@@ -314,7 +314,7 @@ def _datastore(model: types.ModelInfo) -> Iterator[Rpc]:
     yield rpc("GetInfo", "unary_unary", lambda r: data.DatastoreServiceGetInfoRequest())
 
 
-# What every server has.
+# RPCs of every server.
 
 
 def _common() -> Iterator[Rpc]:

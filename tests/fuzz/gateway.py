@@ -1,4 +1,4 @@
-"""A gateway under fire: what a connection is answered with, and whether all is well afterwards."""
+"""A gateway under fire: its answers on a connection, and its health afterwards."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.fuzz.servers import ANSWER_S, IDLE_S, SIGNS
 PATIENCE_S = 2.0
 """Time for which an answer without an end is read."""
 LATE_S = 45.0
-"""Time after which an answer does not come any more: more than the gateway gives the head and the body of a request."""
+"""Time after which no answer comes any more: more than the gateway allows for the head and the body of a request."""
 REFUSALS = (400, 401, 403, 404, 405, 408, 409, 413, 414, 415, 429, 431)
-"""Statuses that a client's own mistakes, or its fellows' load, may have. 409: the laboratory has no link to delay; 429:
-all sessions are in use."""
+"""Statuses that a client's own mistakes, or other clients' load, may cause. 409: the laboratory has no link to delay;
+429: all sessions are in use."""
 
 
 class Answers:
@@ -39,12 +39,12 @@ class Answers:
         self._parser = httptools.HttpResponseParser(self)
         self._body = b""
         self.statuses: list[int] = []
-        """Of the answers that are complete."""
+        """Statuses of complete answers."""
         self.problems: list[str] = []
-        """What no answer should be."""
+        """Properties that no answer may have."""
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes of the gateway."""
+        """Parses bytes from the gateway."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -55,7 +55,7 @@ class Answers:
         self._body += body
 
     def on_message_complete(self) -> None:
-        """Judges an answer."""
+        """Checks an answer."""
         status, body, self._body = self._parser.get_status_code(), self._body, b""
         if status < 200:
             return  # "100 Continue" comes before the answer
@@ -81,7 +81,7 @@ class Answers:
 
 
 class FuzzedGateway:
-    """The process of a gateway before a stack, and whether it is well."""
+    """The process of a gateway in front of a stack, and checks of its health."""
 
     def __init__(self, process: ManagedProcess) -> None:
         self._process = process
@@ -93,7 +93,7 @@ class FuzzedGateway:
         """Makes the call.
 
         Returns:
-            A word for what came of it, the seconds that it took, and what is wrong with it; empty = nothing.
+            A word for the result, the seconds that it took, and what is wrong with it; empty = nothing.
         """
         began = time.monotonic()
         answers = Answers()
@@ -106,7 +106,7 @@ class FuzzedGateway:
         except ConnectionRefusedError:
             problem = "the connection is refused"
         except OSError:
-            pass  # it may have been ended because of what was sent
+            pass  # it may have been closed because of what was sent
         if answers.problems:
             problem = "; ".join(answers.problems)
         elif call.num_answers > len(answers.statuses) and not call.path.is_endless:
@@ -127,7 +127,7 @@ class FuzzedGateway:
             if call.end == "half_close":
                 writer.write_eof()
             wait_s = PATIENCE_S if call.path.is_endless else LATE_S
-            # An endless answer is left where it is.
+            # An endless answer is not read any further.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await _read(reader, answers, call)
@@ -143,7 +143,7 @@ class FuzzedGateway:
         return pages * 4 >> 10
 
     async def problems(self) -> list[str]:
-        """Returns what is wrong with it; empty = nothing: it answers good requests, runs none, and logged no bug."""
+        """Returns what is wrong with it, or an empty text: it answers good requests, runs none, and logged no bug."""
         if not self._process.is_running:
             return [f"the gateway has ended: {self._process.log_tail()}"]
         found = []
@@ -192,7 +192,7 @@ async def _read(reader: asyncio.StreamReader, answers: Answers, call: HttpCall) 
 
 
 def _reset_on_close(writer: asyncio.StreamWriter) -> None:
-    """Makes the end of the connection a reset, which is what a crashed client leaves behind."""
+    """Ends the connection with a reset, as a crashed client does."""
     raw = writer.get_extra_info("socket")
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -212,7 +212,7 @@ def running_gateway(stack: LocalStack, log_folder: Path) -> Iterator[FuzzedGatew
 
 @contextmanager
 def _served_lab(stack: LocalStack, path: Path) -> Iterator[None]:
-    """Serves the laboratory of a stack, which does everything but kill: that would be found in the logs of others."""
+    """Serves the laboratory of a stack. It can do everything except kill, which would show in others' logs."""
     is_over = threading.Event()
     with selectors.DefaultSelector() as selector:
         lab = LabSocket(path, Lab(stack, lambda process, seconds: None), selector)

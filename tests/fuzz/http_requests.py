@@ -1,4 +1,4 @@
-"""Bytes that arrive at a gateway: good requests, and ones that are wrong in their JSON, their head or their framing.
+"""Bytes sent to a gateway: good requests, and ones that are wrong in their JSON, their head or their framing.
 
 Everything is drawn from one `random.Random`: the same seed gives the same bytes.
 """
@@ -35,27 +35,27 @@ class Path:
     body: Callable[[Random], dict[str, Any]] | None = None
     """Makes a good body; None: there is none."""
     is_endless: bool = False
-    """True if a good answer may last longer than anybody waits here."""
+    """True if a good answer may last longer than any test waits."""
 
     @property
     def rpc(self) -> str:
-        """The name of it, like gateway/completions."""
+        """Its name, like gateway/completions."""
         return f"gateway/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """The bytes of a connection. A function of the path, the seed and the number alone."""
+    """The bytes of a connection: a function of the path, the seed and the number alone."""
 
     path: Path
     seed: int
     number: int
     pieces: tuple[bytes, ...]
-    """Written one after the other, as a network may cut them."""
+    """Written one after another, as a network may cut them."""
     end: str
-    """The client's way to end: "read" everything, "half_close" and read, "leave" at once, "abort", or read "slowly"."""
+    """How the client ends: "read" everything, "half_close" and read, "leave" at once, "abort", or read "slowly"."""
     num_answers: int
-    """Answers that must come; 0: as many as the gateway likes."""
+    """Minimum number of answers; 0: as many as the gateway likes."""
 
 
 def paths() -> dict[str, Path]:
@@ -78,7 +78,7 @@ def paths() -> dict[str, Path]:
 
 
 def make_call(path: Path, seed: int, number: int) -> HttpCall:
-    """Returns the call of this number: one request or a few, good or mutated, and an end."""
+    """Returns the call with this number: one or a few requests, good or mutated, and an end."""
     random = Random(f"{seed} {path.rpc} {number}")
     kind = random.random()
     if kind < 0.04:
@@ -185,7 +185,7 @@ def _sometimes(random: Random, **fields: Any) -> dict[str, Any]:
 
 
 def _json(path: Path, random: Random) -> bytes:
-    """Returns the body of a request, in half of the cases with other values somewhere in it."""
+    """Returns the body of a request; half of the bodies have other values somewhere."""
     if path.body is None:
         return b""
     value: Any = path.body(random)
@@ -204,7 +204,7 @@ def _json(path: Path, random: Random) -> bytes:
 
 
 def _tame(body: dict[str, Any]) -> None:
-    """Shortens a generation that would be long: it is not that which is tried here."""
+    """Shortens a generation that would be long: generating is not what is tested here."""
     limit = "max_output_tokens" if "input" in body else "max_tokens"
     if limit not in body and ("messages" in body or "input" in body):
         body[limit] = MAX_TOKENS
@@ -213,7 +213,7 @@ def _tame(body: dict[str, Any]) -> None:
 
 
 def _changed(value: Any, random: Random) -> Any:
-    """Returns the value with something else in one place."""
+    """Returns the value with a change in one place."""
     if isinstance(value, dict) and value and random.random() < 0.85:
         key = random.choice(list(value))
         match random.randrange(8):
@@ -227,7 +227,7 @@ def _changed(value: Any, random: Random) -> Any:
     if isinstance(value, list) and value and random.random() < 0.8:
         index = random.randrange(len(value))
         if random.random() < 0.2:
-            # Not longer and longer: a body of gigabytes would try this process, not the gateway.
+            # Bounded, because a body of gigabytes would burden this process, not the gateway.
             is_short = len(value) < 50 and not any(isinstance(each, list) and len(each) > 50 for each in value)
             return value * random.choice((0, 2, 300 if is_short else 1))
         return [*value[:index], _changed(value[index], random), *value[index + 1 :]]
@@ -276,7 +276,7 @@ def _head(line: str, fields: list[str]) -> bytes:
 
 
 def _other_head(path: Path, random: Random, body: bytes) -> bytes:
-    """Returns a request whose line, fields or framing are not as they should be."""
+    """Returns a request with a wrong request line, wrong fields or wrong framing."""
     line, length, more = f"{path.method} {path.path} HTTP/1.1", f"content-length: {len(body)}", "accept: */*"
     match random.randrange(6):
         case 0:
@@ -295,12 +295,12 @@ def _other_head(path: Path, random: Random, body: bytes) -> bytes:
             body = _chunked(body, random)
         case 5:
             more = "\r\n".join(random.sample(FIELDS, 4))
-    # Where it is among the others there are two.
+    # If it is among the others, the head has it twice.
     return _head(line, [field for field in ("host: localhost", JSON, length, more) if field]) + body
 
 
 LENGTHS = (-1, -20, 1, 1000, 2**31, "-1", "x", "1e3", "0x10", "+5", "9" * 30, "5, 5", "")
-"""Content lengths: what is added to the right one, or in its place."""
+"""Content lengths: numbers are added to the right one, strings replace it."""
 TARGETS = (
     "PATH/", "PATH?a=b&a=%00", "/v1PATH", "//PATH", "/../../etc/passwd", "/page/../../pyproject.toml",
     "/page/%2e%2e%2f", "/page/%00", "/page/" + "a" * 5000 + ".js", "/%ff%fe", "/v1/models/%00",
@@ -318,7 +318,7 @@ FIELDS = (
 
 
 def _chunked(body: bytes, random: Random) -> bytes:
-    """Returns a body in chunks; some of them are no chunks at all."""
+    """Returns a body in chunks, some of which are malformed."""
     parts = [body[begin : begin + 20] for begin in range(0, len(body), 20)]
     sizes = [f"{len(part):x}" for part in parts]
     if sizes and random.random() < 0.5:

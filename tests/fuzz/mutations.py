@@ -18,7 +18,7 @@ INTS = (
     *(power + near for power in (16, 32, 64, 256, 1024, 2048, 4096, 65536) for near in (-1, 0, 1)),
     *(sign * 2**bits + near for bits in (31, 32, 63, 64) for sign in (-1, 1) for near in (-1, 0)),
 )
-"""Numbers at the edges of what fields may hold."""
+"""Numbers at the limits of fields."""
 DOUBLES = (
     *(0.0, -0.0, 5e-324, 1e-300, 1e-45, 1e-9, 0.1, 0.2, 0.5, 0.7, 0.9, 0.999999999, 1.0, 1.0000001, 1.5, 2.0, 10.0),
     *(100.0, 1e9, 3.4e38, 3.5e38, 1.7e308, -1.0, -1e-9, -1e300, math.inf, -math.inf, math.nan),
@@ -34,12 +34,12 @@ RANGES = {
 MAX_DEPTH = 4
 HUGE_LENS = (100, 1000, 5000, 20_000)
 HUGEST_LEN = 1_200_000
-"""About 5 MB of large token ids: over the limit of a message."""
+"""About 5 MB of large token ids, which exceeds the limit of a message."""
 MARK = "not\x01UTF-8"
 
 
 def mutated(message: Message, random: Random, others: Sequence[Message] = ()) -> bytes:
-    """The bytes of a message, mutated or, now and then, as they are. `others` are spliced in."""
+    """The bytes of a message, usually mutated. `others` are spliced in."""
     kind = random.random()
     if kind < 0.1:
         return serialized(message)
@@ -59,7 +59,7 @@ def serialized(message: Message) -> bytes:
 
 
 def with_other_fields(message: Message, random: Random) -> Any:
-    """A copy with one to four fields changed, here or further down."""
+    """A copy with one to four changed fields, at any depth."""
     changed = type(message)()
     changed.CopyFrom(message)
     for _ in range(random.choice((1, 1, 1, 2, 3, 4))):
@@ -94,7 +94,7 @@ def _change_a_field(message: Any, random: Random, depth: int) -> None:
 
 
 def fill(message: Any, random: Random, depth: int = 0) -> None:
-    """Sets some of a message's fields to anything."""
+    """Sets some of a message's fields to arbitrary values."""
     message.SetInParent()
     for field in message.DESCRIPTOR.fields:
         if random.random() < 0.6:
@@ -110,7 +110,7 @@ def fill(message: Any, random: Random, depth: int = 0) -> None:
 
 
 def _is_map(field: FieldDescriptor) -> bool:
-    # protobuf makes of a map a list of messages with a key and a value, and of that a dict.
+    # protobuf represents a map as a list of messages with a key and a value, and that as a dict.
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
@@ -121,7 +121,7 @@ def _change_a_map(values: Any, field: FieldDescriptor, random: Random) -> None:
     if kind < 0.2:
         values.clear()
     elif kind > 0.97:
-        # Of whole numbers, which can be made as many as one likes.
+        # Integers as keys, because there are enough of them.
         values.update({number: value_for(value, random) for number in range(random.choice(HUGE_LENS))})
     else:
         values.update({value_for(key, random): value_for(value, random) for _ in range(random.randrange(1, 5))})
@@ -180,7 +180,7 @@ def value_for(field: FieldDescriptor, random: Random) -> Any:
 
 
 def with_other_bytes(data: bytes, random: Random, donor: bytes) -> bytes:
-    """One to three changes without regard to what the bytes mean."""
+    """One to three changes that ignore the meaning of the bytes."""
     for _ in range(random.choice((1, 1, 2, 3))):
         data = random.choice(_CHANGES)(data, random, donor)
     return data
@@ -239,7 +239,7 @@ _CHANGES: tuple[Callable[[bytes, Random, bytes], bytes], ...] = (
 
 
 def _with_invalid_utf8(message: Message, random: Random) -> bytes:
-    """A copy that has a string field, if its type has any, whose bytes are no text."""
+    """A copy with a string field whose bytes are not UTF-8, if its type has a string field."""
     marked = with_other_fields(message, random)
     places = list(_strings(marked, 0))
     if places:
@@ -251,7 +251,7 @@ def _with_invalid_utf8(message: Message, random: Random) -> bytes:
 
 
 def _strings(message: Any, depth: int) -> Any:
-    """Each (message, field name) of a text, in what is set and in what could be."""
+    """Each (message, field name) of a string, in fields that are set and in fields that could be."""
     for field in message.DESCRIPTOR.fields:
         if field.is_repeated:
             continue

@@ -1,4 +1,4 @@
-"""Sends mutated messages to every RPC, and mutated requests to the gateway, and watches what becomes of the servers."""
+"""Sends mutated messages to every RPC, and mutated requests to the gateway, and checks the servers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.fuzz.http_requests import make_call as make_http_call
 from tests.fuzz.servers import Servers
 
 MAX_FINDINGS = 20
-"""Of one RPC; then it is enough."""
+"""Maximum findings per RPC."""
 SHOWN_BYTES = 300
 HTTP_AT_A_TIME = 12
 
 
 @dataclass(slots=True)
 class Result:
-    """What mutated messages have done to an RPC."""
+    """The effects of mutated messages on an RPC."""
 
     rpc: str
     num_messages: int = 0
@@ -61,15 +61,15 @@ async def fuzz(
     first_call: int = 0,
     on_finding: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """Sends at least so many messages to an RPC, then looks after the servers.
+    """Sends at least so many messages to an RPC, then checks the servers.
 
     Args:
-        servers: Those that serve it.
+        servers: The servers that have it.
         rpc: The RPC.
-        num_messages: Of all calls together; not all of a stream's are read.
-        seed: With the number of a call it decides what is sent.
+        num_messages: Total of all calls; a stream's are not always all read.
+        seed: Decides, with the number of a call, what is sent.
         first_call: Number of the first call.
-        on_finding: Told at once.
+        on_finding: Called at once for each finding.
     """
     result = Result(rpc.name)
 
@@ -95,16 +95,16 @@ async def fuzz_gateway(
     first_call: int = 0,
     on_finding: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """Sends so many requests to a part of the gateway's API, then looks after it and the services behind it.
+    """Sends so many requests to a part of the gateway's API, then checks it and the services behind it.
 
     Args:
         gateway: The gateway.
-        servers: Those behind it.
+        servers: The services behind it.
         path: The part of its API.
-        num_requests: Connections, each with a request or a few.
-        seed: With the number of a call it decides what is sent.
+        num_requests: Number of connections, each with one or a few requests.
+        seed: Decides, with the number of a call, what is sent.
         first_call: Number of the first call.
-        on_finding: Told at once.
+        on_finding: Called at once for each finding.
     """
     result = Result(path.rpc)
 
@@ -152,7 +152,7 @@ async def _fuzz(
 
 
 def described(call: Call, outcome: Outcome) -> str:
-    """A finding, with what it takes to make it again."""
+    """A finding, with what is needed to reproduce it."""
     sent = "\n".join(f"    {message[:SHOWN_BYTES].hex()}" for message in call.messages)
     return (
         f"{call.rpc.name}: {outcome.code.name} {outcome.details[:500]!r} after {outcome.seconds:.2f} s\n"
@@ -162,7 +162,7 @@ def described(call: Call, outcome: Outcome) -> str:
 
 
 def described_http(call: HttpCall, problem: str, seconds: float) -> str:
-    """A finding at the gateway, with what it takes to make it again."""
+    """A finding at the gateway, with what is needed to reproduce it."""
     sent = b"".join(call.pieces)
     return (
         f"{call.path.rpc}: {problem} after {seconds:.2f} s\n"

@@ -1,4 +1,4 @@
-"""The services under fire, as processes, and whether they are well."""
+"""The services under fire, as processes, and checks of their health."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from outrider_cli.local.stack import LocalStack, StackConfig
 from tests.fuzz.examples import rpcs
 
 IDLE_S = 15.0
-"""Longest that the sessions of calls that were cut off may take to end."""
+"""Maximum time for the sessions of cut-off calls to end."""
 ANSWER_S = 30.0
 SIGNS = re.compile(
     r"Traceback|rpc\.failed|step_failed|session_failed|ring\.failed|upkeep\.failed|"
     r"never retrieved\n(?!future: <Task finished .*async_generator_athrow)"
 )
-"""What a server's log says when something happened that nobody foresaw. (A request iterator that grpc.aio closes while
-it runs is noise of that library's.)"""
+"""What a server logs after an unforeseen error. (A request iterator that grpc.aio closes while it runs is noise of that
+library's.)"""
 
 
 def stack_config(log_folder: Path) -> StackConfig:
-    """A small target, and nothing pinned: whoever runs this shares the machine."""
+    """A small target, and nothing pinned, because the machine is shared."""
     return StackConfig(target="demo/target", target_dtype="float32", log_folder=log_folder, cores=())
 
 
 class Servers:
-    """The processes of a stack, with a channel to each. Enter it on the loop that calls them."""
+    """The processes of a stack, with a channel to each. Must be entered on the loop that calls them."""
 
     def __init__(self, stack: LocalStack) -> None:
         self._stack = stack
@@ -61,7 +61,7 @@ class Servers:
         return {each.name: _process_of(each).memory_info().rss >> 20 for each in self._stack.processes}
 
     async def problems(self) -> list[str]:
-        """What is wrong with them; empty = nothing: they serve good calls, hold no session and logged no bug."""
+        """What is wrong with them, or an empty text: they serve good calls, hold no session and logged no bug."""
         found = [f"the {process.name} has ended" for process in self._stack.processes if not process.is_running]
         if found:
             return found
@@ -118,7 +118,7 @@ class Servers:
         return [f"the {name} holds {num} sessions" for name, num in zip(names, left, strict=True) if num]
 
     def _logged(self) -> list[str]:
-        """Lines of the logs that tell of a bug, since the last time."""
+        """New lines of the logs that show a bug."""
         found = []
         for child in self._stack.processes:
             with child.log.open("rb") as log:
@@ -133,7 +133,7 @@ class Servers:
 
 
 def _process_of(child: ManagedProcess) -> psutil.Process:
-    """The service itself: the child may be the process that watches over it."""
+    """The service itself: the child may be the process that supervises it."""
     process = psutil.Process(child.pid)
     return max([process, *process.children(recursive=True)], key=lambda each: each.memory_info().rss)
 

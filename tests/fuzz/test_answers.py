@@ -1,4 +1,4 @@
-"""Peers that lie change no text, and end none: neither a speculator's answers nor a datastore's."""
+"""Lying speculators and datastores change no text, and end no generation."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def datastore(redis_url: str) -> AsyncIterator[tuple[str, LyingPeer]]:
 
 
 async def answered(verifier: RunningVerifier, liar: LyingPeer, methods: tuple[str, ...], num_answers: int) -> float:
-    """Generates until the liar has told so much, every text as it is without drafts; returns the longest turn of the
-    loop."""
+    """Generates until the liar has sent so many answers, and checks that every text is as without drafts; returns the
+    longest turn of the loop."""
     longest, numbers = LongestTurn(), count()
     async with Client(verifier.address) as client:
         options: dict[str, Any] = {"max_tokens": 32, "temperature": 0.9, "seed": 3, "ignore_eos": True}

@@ -51,7 +51,7 @@ async def servers(stack: LocalStack) -> AsyncIterator[Servers]:
 async def test_no_mutated_message_does_harm(servers: Servers, name: str) -> None:
     known = rpcs(servers.model)
     if needed := known[name].needs:
-        # The tests before may have run on another worker, with services of its own.
+        # Earlier tests may have run on another worker, with its own services.
         await fuzz(servers, known[needed], NUM_MESSAGES, seed=0)
     result = await fuzz(servers, known[name], NUM_MESSAGES, seed=0)
     assert not result.findings, "\n\n".join(result.findings)

@@ -1,4 +1,5 @@
-"""A fake verifier, listening, and gateways: one before it, and one before a real verifier that knows tools."""
+"""A fake verifier, listening, and gateways: one in front of it, and one in front of a real verifier that knows
+tools."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ __all__ = ["verifier"]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway() -> AsyncIterator[RunningGateway]:
-    """A real verifier's, with a template that knows tools, and tells how their calls are written."""
+    """The gateway of a real verifier, whose template knows tools and says how their calls are written."""
     async with running_verifier(model=model_with_template(HERMES)) as real, running_gateway(real.address) as running:
         yield running
 

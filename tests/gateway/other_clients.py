@@ -1,6 +1,6 @@
-"""LangChain and litellm make their common calls. Prints one JSON object: what each of them gave.
+"""Common calls of LangChain and litellm. Prints one JSON object with the results of each.
 
-Runs in an environment of its own, in which nothing of ours is installed: python other_clients.py URL MODEL PROMPT.
+Runs in a separate environment, without our packages: python other_clients.py URL MODEL PROMPT.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def weather(city: Literal["Rome", "Oslo"]) -> str:
 
 
 async def langchain() -> dict[str, Any]:
-    """Returns what LangChain's models gave."""
+    """Returns the results of LangChain's models."""
     given = {"model": MODEL, "base_url": URL, "api_key": "none", "max_retries": 0, "seed": 7, "max_tokens": 20}
     chat = ChatOpenAI(**given)
     single = ChatOpenAI(**{**given, "max_tokens": 200}).bind_tools(
@@ -56,7 +56,7 @@ async def langchain() -> dict[str, Any]:
 
 
 async def through_litellm() -> dict[str, Any]:
-    """Returns what litellm gave, which aider and many more call."""
+    """Returns the results of litellm, which aider and many others use."""
     given: dict[str, Any] = {
         "model": f"openai/{MODEL}", "api_base": URL, "api_key": "none", "seed": 7, "max_tokens": 20,
         "messages": [{"role": "user", "content": "hello"}], "num_retries": 0,
@@ -85,7 +85,7 @@ async def through_litellm() -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Prints what all of them gave."""
+    """Prints all results."""
     print(json.dumps({"langchain": await langchain(), "litellm": await through_litellm()}))
 
 

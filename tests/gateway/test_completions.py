@@ -168,7 +168,7 @@ async def test_a_stop_string_may_be_a_special_token_that_is_no_part_of_the_text(
         assert choice["text"] == (stop if "include_stop_str_in_output" in more else "")
     events = await streamed(gateway, COMPLETIONS, **body, stop=[end])
     assert events[-1]["choices"][0]["stop_reason"] == end
-    # It ends where it is said, not where a part of how it is written would be.
+    # A stop string does not match a part of a special token's spelling.
     (choice,) = (await gateway.post(COMPLETIONS, **{**body, "skip_special_tokens": True}, stop=["text"])).json()[
         "choices"
     ]

@@ -1,4 +1,4 @@
-"""Clients that go, read slowly or never come to the point: their work ends, and nobody else's does."""
+"""Clients that go, read slowly or never finish a request: their work ends, and nobody else's does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def gateway(verifier: FakeVerifier) -> AsyncIterator[RunningGateway]:
 
 
 def silent(fake: FakeVerifier) -> Any:
-    """Says nothing at all until the caller is gone."""
+    """Sends nothing until the caller is gone."""
 
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         fake.ended.wait(30)
@@ -72,7 +72,7 @@ def silent(fake: FakeVerifier) -> Any:
 
 
 async def asked(gateway: RunningGateway, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that has sent a request to complete something."""
+    """A connection that has sent a completion request."""
     host, _, port = gateway.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     content = json.dumps({"prompt": "a", **body}).encode()

@@ -1,4 +1,5 @@
-"""Texts of a model whose tokenizer strips the first space of whatever it decodes: a text is what follows its prompt."""
+"""Texts of a model whose tokenizer strips the first space of everything it decodes: a text is what follows its
+prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RIVER = sentencepiece_like().convert_tokens_to_ids("\u2581river")
 BODY: dict[str, Any] = {"prompt": "river", "max_tokens": 3, "temperature": 0, "logit_bias": {str(RIVER): 100}}
-"""Has the model say " river" three times."""
+"""Makes the model say " river" three times."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -29,7 +30,7 @@ async def gateway() -> AsyncIterator[RunningGateway]:
 
 
 async def choice(gateway: RunningGateway, path: str, **body: Any) -> dict[str, Any]:
-    """The one text of an answer, which is the same streamed."""
+    """The only text of an answer, which is the same when it is streamed."""
     answered = await gateway.post(path, **body)
     assert answered.status_code == 200, answered.text
     (whole,) = answered.json()["choices"]

@@ -1,4 +1,4 @@
-"""Requests that are long, many or without an end: each is told what is too much, and nobody else is kept waiting."""
+"""Requests that are too long, too many or endless: each is told what is too much, and nobody else has to wait."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_where_all_hold_too_much_the_largest_give_way_and_a_small_one_is_s
 ) -> None:
     monkeypatch.setattr(intake, "MAX_HELD_BYTES", 4 << 20)
     async with running_gateway(verifier.address, max_body_bytes=1 << 19) as gateway:
-        # Each is counted fourfold.
+        # Each counts fourfold.
         begun = post(COMPLETIONS, "content-length: 450000"), b" " * 400_000
         large = [asyncio.create_task(exchanged(gateway.address, *begun)) for _ in range(6)]
         _, waiting = await asyncio.wait(large, timeout=0.5, return_when=asyncio.ALL_COMPLETED)

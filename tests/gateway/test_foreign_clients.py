@@ -48,7 +48,7 @@ def python() -> str:
 
 
 async def run(*command: str, environment: dict[str, str] | None = None, folder: Path | None = None) -> str:
-    # None of ours on the path: it is their environment.
+    # Our packages are not on the path, because the environment is theirs.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -88,7 +88,7 @@ async def test_the_client_for_node(gateway: RunningGateway, node: str) -> None:
 @pytest.mark.suite
 async def test_langchain_and_litellm(gateway: RunningGateway, python: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("other_clients.py")
-    # Without it, it asks GitHub for prices.
+    # Otherwise it asks GitHub for prices.
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(tmp_path)}
     output = await run(python, str(script), f"http://{gateway.address}/v1", MODEL, PROMPT, environment=quiet)
     told = json.loads(output.splitlines()[-1])
@@ -96,7 +96,7 @@ async def test_langchain_and_litellm(gateway: RunningGateway, python: str, tmp_p
     chat = await directly(gateway, HELLO, seed=7, max_tokens=20)
     text = await directly(gateway, PROMPT, seed=7, max_tokens=20)
     assert (chain["invoke"], chain["stream"]) == (chat, chat)
-    # LangChain asks for this temperature by itself.
+    # LangChain's own default temperature.
     assert chain["completion"] == await directly(gateway, PROMPT, seed=7, max_tokens=20, temperature=0.7)
     assert chain["batch"][0] == chat
     assert chain["batch"][1] not in ("", chat)
@@ -118,9 +118,9 @@ async def test_schemathesis_finds_no_answer_that_the_description_does_not_tell_o
     command = [str(Path(python).with_name("schemathesis")), "--no-color", "run"]
     command += [f"http://{gateway.address}/openapi.json", "--seed", "1", "--max-examples", "100" if full else "5"]
     command += ["--phases", "coverage,fuzzing" if full else "fuzzing", "--checks", "all"]
-    # Ranges are the verifier's business, and the one here has no service that tells of its health.
+    # The verifier checks ranges, and the one here has no health service.
     command += ["--exclude-checks", "positive_data_acceptance", "--exclude-path", "/health"]
-    # A text that nobody limits is as long as the context.
+    # A text without a limit is as long as the context.
     command += ["--report-dir", str(tmp_path), "--no-shrink", "--request-timeout", "120"]
-    # With a failure it ends with another status.
+    # A failure gives another exit status.
     assert "passed" in await run(*command, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Fields that clients always send and that ask for nothing here: each is taken, and the text is as without it."""
+"""Fields that clients always send and that have no effect here: each is accepted, and the text is as without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lenient gateway leaves aside what clients send to no effect, says so, and refuses what would change the answer."""
+"""A lenient gateway ignores fields without effect, says so, and refuses those that would change the answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def lenient() -> AsyncIterator[RunningGateway]:
 
 
 def said(answer: dict[str, Any]) -> Any:
-    """What an answer says, in whatever shape."""
+    """The text of an answer, in whatever format."""
     return answer.get("choices") or answer.get("output", [{}])[0].get("content") or answer["content"]
 
 
@@ -79,7 +79,7 @@ async def test_what_another_server_thought_is_left_out_of_a_chat(lenient: Runnin
 async def test_max_tokens_of_minus_one_is_as_many_as_there_is_room_for(
     lenient: RunningGateway, path: str, stop: str
 ) -> None:
-    # Long enough to be no default; any letter ends it then.
+    # Longer than any default; after that any letter ends it.
     more = {"max_tokens": -1, "min_tokens": 40, "temperature": 1, "seed": 7, stop: [" ", "\n", "e", "a", "o", "t"]}
     answered = await lenient.post(path, **{**GOOD[path], **more})
     assert answered.status_code == 200, answered.text

@@ -34,7 +34,7 @@ async def streamed(gateway: RunningGateway, **body: Any) -> list[dict[str, Any]]
 
 
 def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The blocks that a client puts together from events."""
+    """The blocks that a client assembles from events."""
     content: list[dict[str, Any]] = []
     for event in events:
         match event["type"]:

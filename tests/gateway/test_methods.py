@@ -1,4 +1,4 @@
-"""Methods come through the gateway and the client by what they say of themselves."""
+"""Gateway and client offer methods by the methods' own descriptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.gateways import running_gateway
 
 
 def other_than(default: Any) -> Any:
-    """A valid value that is not the default. None where there is none that stands alone."""
+    """A valid value that is not the default. None if no other value is valid by itself."""
     if isinstance(default, bool):
         return not default
     if isinstance(default, int):

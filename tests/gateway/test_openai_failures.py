@@ -1,4 +1,4 @@
-"""OpenAI's client for Python where something is wrong: each of its exceptions, its retries, its time limits."""
+"""OpenAI's Python client and failures: each of its exceptions, its retries, its time limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's client for Python, asynchronous: every common call of it, with real services behind the gateway."""
+"""OpenAI's asynchronous Python client: all of its common calls, with real services behind the gateway."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOOL: ChatCompletionToolParam = {
 
 
 class Answer(BaseModel):
-    """What the model is made to say."""
+    """The text that the model is made to say."""
 
     verdict: Literal["yes", "no"]
     points: int = Field(ge=0, le=9)

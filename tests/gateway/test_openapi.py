@@ -1,4 +1,4 @@
-"""The description of the API tells of every path, and of every parameter that a request may have."""
+"""The description of the API has every path, and every parameter that a request may have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.fake_verifier import FakeVerifier
 from tests.support.gateways import running_gateway
 
 UNTOLD = {"/", "/metrics", "/openapi.json", "/page/load", "/page/lab", "/page/{path}"}
-"""What is no part of the API."""
+"""Paths that are no part of the API."""
 
 
 async def test_every_path_of_the_api_is_described(verifier: FakeVerifier, monkeypatch: Any) -> None:

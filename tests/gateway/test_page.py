@@ -1,4 +1,4 @@
-"""What the page asks for: its files, the load of the server, and the buttons that break things."""
+"""What the page requests: its files, the load of the server, and the buttons that break things."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.gateways import running_gateway
 
 @pytest.fixture
 def static(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of static files, and a secret beside it."""
+    """A folder of static files, and a secret next to it."""
     folder = tmp_path / "static"
     folder.mkdir()
     (folder / "index.html").write_text("<p>hi</p>")
@@ -88,7 +88,7 @@ async def test_the_load_comes_again_and_again_until_the_gateway_drains(verifier:
 
 @asynccontextmanager
 async def lab(path: Path) -> AsyncIterator[list[dict[str, object]]]:
-    """A socket of `outrider up` that notes what it is asked for."""
+    """A socket of `outrider up` that records the requests."""
     seen: list[dict[str, object]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The gateway as a process: what it prints, how it drains, what its files do."""
+"""The gateway as a process: its output, its drain, its files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_first_signal_lets_streams_end(verifier: FakeVerifier) -> None:
                     _, writer = await asyncio.open_connection(*address.split(":"))
                     writer.close()
                     await asyncio.sleep(0.01)
-                except ConnectionError:  # refused, or reset: it was waiting to be accepted as the port was closed
+                except ConnectionError:  # refused, or reset: it was waiting to be accepted when the port was closed
                     break
             go.set()
             rest = [line async for line in lines]

@@ -37,7 +37,7 @@ async def streamed(gateway: RunningGateway, **body: Any) -> list[dict[str, Any]]
 
 
 def without_chance(response: dict[str, Any]) -> dict[str, Any]:
-    """A response without what is another in each."""
+    """A response without the fields that differ in each."""
     return {name: value for name, value in response.items() if name not in ("id", "created_at", "completed_at")}
 
 
@@ -329,7 +329,7 @@ async def test_openais_client_has_its_tools_called_and_answers_them(client: open
 
 
 class Person(BaseModel):
-    """What a structured text is read into."""
+    """The model that a structured text is parsed into."""
 
     name: str
     is_old: bool

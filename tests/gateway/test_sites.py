@@ -1,4 +1,5 @@
-"""Whose pages may use a gateway, and by which names it answers: a browser is not to be used against its user."""
+"""Which sites' pages may use a gateway, and which host names it answers to: a browser must not be used against its
+user."""
 
 from __future__ import annotations
 

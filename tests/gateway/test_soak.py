@@ -1,5 +1,5 @@
-"""A gateway as a process, with every flood that it knows one after the other: it keeps within its memory, and a stream
-beside them goes on."""
+"""A gateway as a process, under every known flood in turn: it stays within its memory, and a stream next to the floods
+continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PIECE = b"a" * 65_536
 
 
 def filled(begin: bytes, part: bytes, end: bytes, size: int = SIZE) -> bytes:
-    """A body of about this size, the largest that is taken."""
+    """A body of about this size, the largest that is accepted."""
     return begin + part * ((size - len(begin) - len(end)) // len(part)) + end
 
 
@@ -66,7 +66,7 @@ async def bodies(address: str, path: str, body: bytes, count: int) -> set[int]:
 
 
 async def unfinished(address: str, size: int, count: int) -> set[int]:
-    """The statuses of those among many bodies without an end that are refused."""
+    """The statuses of the refused ones among many endless bodies."""
     begun = post(COMPLETIONS, f"content-length: {size + 10}"), *[PIECE] * (size // len(PIECE))
     tasks = [asyncio.create_task(exchanged(address, *begun)) for _ in range(count)]
     done, waiting = await asyncio.wait(tasks, timeout=3)
@@ -81,7 +81,7 @@ async def endless(address: str, begin: bytes, piece: bytes = PIECE) -> RawAnswer
 
 
 class Witness:
-    """Reads a stream in a thread, and remembers the longest time between two of its pieces."""
+    """Reads a stream in a thread, and remembers the longest gap between two of its pieces."""
 
     def __init__(self, address: str) -> None:
         self.longest_gap_s = 0.0
@@ -120,7 +120,7 @@ async def witnessed(address: str) -> AsyncIterator[Witness]:
 
 
 def ticking(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
-    """Says a piece every 20 ms to the witness, until it goes; answers others at once."""
+    """Sends the witness a piece every 20 ms until it goes; answers others at once."""
     if request.prompt.text != "witness":
         yield from a_good_generation(request, context)
         return

@@ -1,4 +1,5 @@
-"""Whatever JSON a field has, the answer is one of HTTP's, in the envelope if it is an error, and never our fault."""
+"""For any JSON in any field, the answer is valid HTTP, with the envelope if it is an error, and never an error of
+ours."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ SHAPES = (
     '[{"name": "a", "input_schema": {"const": %s}}]',
     '[{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "a", "input": {"a": %s}}]}]',
 )
-"""Values that have another one within."""
+"""Values that contain another value."""
 
 
 def nested(depth: int) -> str:

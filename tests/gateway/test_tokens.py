@@ -1,4 +1,4 @@
-"""What a gateway tells those whom the verifier does not know: nothing of the model, of its load, or of its callers."""
+"""A gateway tells callers that the verifier does not know nothing of the model, its load, or its other callers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KNOWN = {"authorization": "Bearer known"}
 
 @pytest.fixture
 async def gateway(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """It has a token of its own, by which it knows the model already."""
+    """It has a token of its own, with which it has learned the model."""
     own = tmp_path / "token"
     own.write_text("own")
     verifier.tokens, verifier.model_id = {"own", "known"}, "secret/model"

@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: each format, what is none, and that cuts change nothing."""
+"""Tool calls in a model's text: each format, texts that are no calls, and cuts that change nothing."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def streamed(pieces: list[str], format: str) -> tuple[str, list[ToolCall]]:
 
 
 def joined(events: list[Event]) -> tuple[str, list[ToolCall]]:
-    """Puts a text and its calls together from their pieces, which must be those of the whole calls beside them."""
+    """Joins a text and its calls from their pieces, and checks that they equal the whole calls that come with them."""
     content, calls, begun = "", list[ToolCall](), list[str]()
     for event in events:
         match event:
@@ -363,7 +363,7 @@ def test_cuts_change_nothing(text: str, format: str, cuts: list[int]) -> None:
     assert streamed(pieces, format) == whole
     assert one_by_one(text, format) == whole
     for call in whole[1]:
-        # A call that is not complete is the beginning of one.
+        # An incomplete call's arguments are the beginning of an object.
         assert isinstance(from_json(call.arguments, allow_partial=not call.is_complete), dict)
 
 
@@ -389,10 +389,10 @@ def test_any_arguments_come_as_they_are_written_as_soon_as_they_are(
     begun, *grown = stream.feed(written[:edge])
     assert begun == CallBegun("f")
     told = "".join(event.arguments for event in grown if isinstance(event, CallGrown))
-    # A number or a name, and an escape sequence, wait for their ends.
+    # Numbers, names and escape sequences are held back until they end.
     assert written.startswith(told)
     assert re.fullmatch(r"[-+.\w]*|\\(u[0-9a-f]{0,3})?", written[len(told) : edge])
-    # An object that holds them may go on, with an id.
+    # An object that contains them may continue with an id.
     end = "}" if format in ("hermes", "llama3_json") else ""
     *_, call = grown + stream.feed(written[edge:] + end)
     assert call == ToolCall("f", written)
@@ -404,7 +404,7 @@ def test_a_text_between_tags_comes_while_it_is_written(value: str, data: st.Data
     stream = ToolCallStream("qwen3_coder", tools=[WEATHER])
     events = stream.feed("<function=weather><parameter=city>\n" + value[:edge])
     told = "".join(event.arguments for event in events if isinstance(event, CallGrown))
-    # A line break, and what may be the beginning of the end, wait.
+    # A line break, and what may be the beginning of the end, are held back.
     assert re.fullmatch(r"\n?(</?[a-z]*)?", value[:edge].removeprefix(json.loads(told + '"}')["city"]))
     events += stream.feed(value[edge:] + "\n</parameter></function>")
     assert json.loads(joined(events)[1][0].arguments) == {"city": value}

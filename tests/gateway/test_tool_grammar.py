@@ -1,4 +1,4 @@
-"""Tool calls that are held to their schemas: what is asked of the server, what the grammars allow, and what comes."""
+"""Tool calls that must follow their schemas: the request to the server, the grammars, and the results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def held(tool_call_format: str = "hermes", tool_choice: Any = None, **options: A
     return hold_calls(options, ToolCallFormat(tool_call_format), tool_choice, is_parallel)
 
 
-# What is asked of the server.
+# The request to the server.
 
 
 @pytest.mark.parametrize("options", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
@@ -152,7 +152,7 @@ def test_what_cannot_be_held_or_contradicts_is_refused_by_its_place(
     assert str(caught.value).startswith(words)
 
 
-# What the grammars allow.
+# The grammars.
 
 
 @cache
@@ -162,7 +162,7 @@ def grammars() -> Grammars:
 
 
 def allows(text: str, **options: Any) -> bool:
-    """Whether a text is allowed as a whole."""
+    """True if a text is allowed as a whole."""
     matcher = grammars().matcher(structure_from_proto(request(**options).structured_outputs))
     token_ids = target_model().tokenizer(text, add_special_tokens=False)["input_ids"]
     return all(matcher.consume(token_id) for token_id in token_ids) and (
@@ -208,7 +208,7 @@ PAIRS: list[tuple[str, str]] = [
         deepseek(f"function<｜tool▁sep｜>weather\n```json\n{ROME}\n```", "function<｜tool▁sep｜>now\n```json\n{}\n```"),
     ),
 ]
-"""Texts with a call of the time behind that."""
+"""Texts that continue with a call of the time."""
 CALLS = [ToolCall("weather", ROME), ToolCall("now", NONE)]
 
 
@@ -305,7 +305,7 @@ def test_references_and_combinations_hold_within_each_schema() -> None:
     assert not allows(hermes("two", '{"a": 5}'), **options)
 
 
-# What comes. The demo model knows nothing of tools: that it calls them is the grammar's doing.
+# The results. The demo model knows nothing of tools: only the grammar makes it call them.
 
 ADDED = {
     "<tool_call>": False, "</tool_call>": False, "[TOOL_CALLS]": True, "[ARGS]": True, "<|python_tag|>": True,
@@ -326,7 +326,7 @@ async def verifier(request: pytest.FixtureRequest) -> AsyncIterator[RunningVerif
 
 
 def checked(result: Result, format: str, schemas: Mapping[str, Schema]) -> tuple[str, list[ToolCall]]:
-    """Returns what stands around the calls of a text, and the calls, which obey their schemas."""
+    """Returns the text around the calls, and the calls, and checks that they obey their schemas."""
     assert result.finish_reason is FinishReason.STOP
     content, calls = parse_tool_calls(result.text, format)
     for call in calls:
@@ -350,7 +350,7 @@ async def test_what_comes_are_calls_that_obey_their_schemas_and_the_text_of_off(
     verifier: RunningVerifier, format: str, full: bool
 ) -> None:
     tokenizer, limit = verifier.model.tokenizer, asyncio.Semaphore(8)
-    # With "auto" the model is made to begin a call, where that takes a single token.
+    # With "auto" the model is made to begin a call, if a single token can do that.
     openers = OPENERS if "<tool_call>" in tokenizer.get_vocab() else {"llama3_json": "{"}
     choices = ["required", function("g.h"), *(["auto"] if format in openers else [])]
 

@@ -1,4 +1,4 @@
-"""A request's trace: from whoever calls the gateway, through it, to the verifier."""
+"""A request's trace: from the gateway's caller, through the gateway, to the verifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage: the tokens of a prompt that were there already, by the name that each API has for them."""
+"""Usage: the cached tokens of a prompt, by the name that each API has for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def gateway() -> AsyncIterator[RunningGateway]:
 
 
 def text_for(path: str) -> str:
-    """A long text of a path's own: what others have asked is none of its business."""
+    """A long text that differs for each path, so that other requests do not matter."""
     return "\n".join(f"{path[4:]}_{number} = {number * number}" for number in range(60))
 
 
@@ -59,7 +59,7 @@ async def test_the_second_request_with_a_prompt_tells_what_the_first_has_left(
         body["max_output_tokens"] = body.pop("max_tokens")
     first, second = [usage_of((await gateway.post(path, **body)).json()["usage"]) for _ in range(2)]
     assert first == (0, first[1])
-    # All whole blocks of it, but for its last token, which is run for its logits.
+    # All its whole blocks, without its last token, which is run for its logits.
     assert second == ((first[1] - 1) // BLOCK * BLOCK, first[1])
     assert second[0] >= 3 * BLOCK
 

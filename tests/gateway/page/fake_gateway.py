@@ -1,4 +1,4 @@
-"""A gateway without a verifier: serves the page as the real one does, and answers with a recorded race."""
+"""A gateway without a verifier: serves the page as the real one does, and replays a recorded race."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from outrider_gateway.page.routes import HEADERS, KINDS, STATIC, legend
 from outrider_gateway.streams import STREAM_HEADERS
 
 RACE = Path(__file__).parent / "race.json"
-"""What the page saved of a race against a real gateway with the demo pair in float32."""
+"""The page's recording of a race against a real gateway with the demo pair in float32."""
 FAST = "200 rounds a second"
-"""The prompt that is answered so, for ten seconds."""
+"""The prompt that is answered with lane after lane, for ten seconds."""
 
 
 class FakeGateway:
-    """Plays what was recorded, and counts what it was asked for."""
+    """Plays the recording, and counts the requests."""
 
     def __init__(self) -> None:
-        """Begins with a draft model that runs."""
+        """Starts with a running draft model."""
         self.race: dict[str, Any] = json.loads(RACE.read_text(encoding="utf-8"))
         self.lab = {"speculator": "running", "delay_ms": 0, "actions": ["kill_speculator", "set_delay"]}
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: list[str | None] = []
         self.token = ""
-        """What whoever asks for the load must send; empty means nothing."""
+        """The token that requests for the load must have; empty means none."""
 
     def app(self) -> Starlette:
-        """Returns the routes that the page asks."""
+        """Returns the routes that the page uses."""
         return Starlette(
             routes=[
                 Route("/", self.file),
@@ -60,7 +60,7 @@ class FakeGateway:
         return Response(content, headers={**HEADERS, "content-type": KINDS[path.suffix]})
 
     async def load(self, request: Request) -> Response:
-        """Sends the load once, and holds the stream open."""
+        """Sends the load once, and keeps the stream open."""
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             return JSONResponse({"error": {"message": "the token is wrong"}}, status_code=401)
         told = {
@@ -82,11 +82,11 @@ class FakeGateway:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def look(self, _: Request) -> Response:
-        """Says what is broken."""
+        """Reports what is broken."""
         return JSONResponse(self.lab)
 
     async def act(self, request: Request) -> Response:
-        """Breaks it."""
+        """Breaks something."""
         action = await request.json()
         if action["action"] == "kill_speculator":
             self.lab["speculator"] = "killed"
@@ -131,7 +131,7 @@ class FakeGateway:
 
 
 def _of_chat(event: dict[str, Any]) -> dict[str, Any]:
-    """Returns an event of a completion as that of a chat."""
+    """Converts an event of a completion to one of a chat."""
     return {**event, "choices": [_choice_of_chat(choice) for choice in event["choices"]]}
 
 
@@ -148,7 +148,7 @@ def running() -> Iterator[tuple[FakeGateway, str]]:
     """Yields a fake gateway and its address."""
     gateway = FakeGateway()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        # Loggers are the process's: those of the real gateway in other tests shall stay as they are.
+        # Loggers belong to the process: those of the real gateway in other tests must not change.
         config = uvicorn.Config(gateway.app(), log_config=None, access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

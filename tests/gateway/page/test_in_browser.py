@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows is what the API sent, without a mouse too, and however fast it comes."""
+"""The page in a real browser shows what the API sent, also without a mouse, and however fast it comes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = [
 ]
 DONE = "body[data-state=done]"
 USUAL_GAP_MS, LONGEST_GAP_MS = 100, 1000
-"""Milliseconds between two frames, of half of them and of all, that are no freeze yet on cores that others use, too."""
+"""Milliseconds between two frames, of half of them and of all, that do not count as a freeze on shared cores."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A browser without a window."""
     with playwright.sync_playwright() as driver:
-        # Root may run Chromium without its sandbox alone.
+        # Root can run Chromium only without its sandbox.
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -42,7 +42,7 @@ def gateway() -> Iterator[tuple[FakeGateway, str]]:
 
 @pytest.fixture
 def page(browser: Any, gateway: tuple[FakeGateway, str]) -> Iterator[Any]:
-    """The page, open; whatever its console, its policy or its network complains of makes the test fail."""
+    """The open page; any complaint of its console, policy or network fails the test."""
     context = browser.new_context(accept_downloads=True)
     page = context.new_page()
     complaints: list[str] = []
@@ -56,7 +56,7 @@ def page(browser: Any, gateway: tuple[FakeGateway, str]) -> Iterator[Any]:
     page.wait_for_function("() => document.querySelector('#model').textContent !== ''")
     yield page
     context.close()
-    # A request that was refused on purpose is in the console as well.
+    # A request that was refused on purpose is in the console, too.
     refusals = "400 (Bad Request)", "401 (Unauthorized)"
     assert [text for text in complaints if not any(refusal in text for refusal in refusals)] == []
 
@@ -71,7 +71,7 @@ def text_of(lane: dict[str, Any]) -> str:
 
 
 def shown(page: Any) -> dict[str, Any]:
-    """What the page says of a race that is over: texts, colours, numbers that do not depend on a clock."""
+    """What the page shows after a race: texts, colours, and numbers that do not depend on a clock."""
     found: dict[str, Any] = page.evaluate(
         """() => ({
             texts: [0, 1].map(side => document.querySelector(`#text-${side}`).textContent),

@@ -1,4 +1,4 @@
-"""What the page makes of a stream, without a browser."""
+"""How the page reads a stream, without a browser."""
 
 from __future__ import annotations
 

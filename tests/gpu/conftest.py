@@ -12,7 +12,7 @@ from outrider.models.loading import LoadedModel, load_model
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """The device that is tested."""
+    """The device under test."""
     chosen = os.environ.get("OUTRIDER_TEST_DEVICE", "cuda:0")
     if chosen.startswith("cuda") and not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
@@ -21,5 +21,5 @@ def device() -> str:
 
 @pytest.fixture(scope="session")
 def target(device: str) -> LoadedModel:
-    """The demo target on the device, in the number format that a GPU is for."""
+    """The demo target on the device, in a GPU's usual number format."""
     return load_model("demo/target", dtype="bfloat16", device=device, exact="auto")

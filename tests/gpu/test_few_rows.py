@@ -1,4 +1,4 @@
-"""On a GPU fused products of few rows are a library's, each time with the same bits."""
+"""On a GPU fused products of few rows equal a library's, each time with the same bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.models.runner import Segment
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 EPSILON = 1e-6
 SIZES = [(1024, 2048, 3072), (4096, 4096, 12288)]
-"""Of Qwen3-0.6B and Qwen3-8B: of the stream, of what is attended to, and of the gate."""
+"""Sizes of Qwen3-0.6B and Qwen3-8B: the residual stream, the attention's output, and the gate."""
 
 
 def assert_close(found: Tensor, known: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""On a GPU a row of a batch-invariant product has the same bits however many rows there are."""
+"""On a GPU a row of a batch-invariant product has the same bits for any number of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 SIZES = [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288), (2304, 4096), (1024, 3072), (20_003, 1024)]
-"""Outputs and inputs: those of Qwen3-8B, a small head, a small matrix, and a head of no whole tiles."""
+"""Outputs and inputs: those of Qwen3-8B, a small head, a small matrix, and a head that is no multiple of a tile."""
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), SIZES)

@@ -1,4 +1,4 @@
-"""On a GPU a row has the same bits however it is computed, in a graph or without one."""
+"""On a GPU a row has the same bits however it is computed, with or without a graph."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_replayed_graphs_have_the_bits_of_the_same_kernels_without_them(device: 
             caches = [runner.new_cache() for _ in range(3)]
             for number, cache in enumerate(caches):
                 runner.forward([Segment(cache, [1 + (number + index) % 2000 for index in range(length)], 0)])
-            # Few rows and many, in turns: a replay must not read what the one before has left.
+            # Few and many rows, alternately: a replay must not read what the one before has left.
             for num_rows in (1, 5, 40):
                 rows.append(runner.forward([Segment(cache, [7] * num_rows, num_rows) for cache in caches]).clone())
             for cache in caches:
@@ -58,7 +58,8 @@ def test_replayed_graphs_have_the_bits_of_the_same_kernels_without_them(device: 
     assert torch.equal(*found)
 
 
-# Without graphs hardly anything overlaps, as a host launches more slowly than such kernels run: it shows that it works.
+# Without graphs hardly anything overlaps, because a host launches more slowly than such kernels run; it must still
+# work.
 @pytest.mark.parametrize(("is_exact", "use_graphs"), [(True, True), (False, True), (True, False)])
 def test_kernels_that_begin_while_others_end_have_the_bits_of_those_that_do_not(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_exact: bool, use_graphs: bool
@@ -99,7 +100,7 @@ def test_two_models_that_compute_at_the_same_time_have_the_bits_that_each_has_al
 ) -> None:
     if not device.startswith("cuda"):
         pytest.skip("streams are those of CUDA")
-    # As wide as those whose products are summed up in memory of the library's.
+    # Wide enough that a library sums up its products in memory of its own.
     size = dataclasses.replace(QWEN3_8B, num_layers=2, vocab_size=2304)
     runners = []
     for name in ("one", "other"):

@@ -1,4 +1,4 @@
-"""On a GPU the text does not depend on the method, nor on what else runs, nor on how little memory there is."""
+"""On a GPU the text depends neither on the method, nor on other sessions, nor on how little memory there is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name that means another address, as after a Pod was moved, is dialled there; one that means several is a fleet."""
+"""A name whose address changes, as after a Pod was moved, is dialled at the new one; a name with several is a fleet."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.waiting import until
 ROOT = Path(__file__).parents[2]
 NAME, BEFORE, AFTER = "speculator.test", "127.0.0.2", "127.0.0.3"
 RECOVERY_S = 3.0
-"""Names are asked for again after a second."""
+"""Names are resolved again after a second."""
 OWN_HOSTS = ["unshare", "--mount", "sh", "-c", 'mount --bind "$1" /etc/hosts && shift && exec "$@"', "sh"]
-"""A command that sees a file of ours in the place of /etc/hosts."""
+"""A command that sees our file in place of /etc/hosts."""
 
 
 def point(hosts: Path, *addresses: str) -> None:
-    """The name means these addresses from now on."""
+    """Gives the name these addresses from now on."""
     hosts.write_text("".join(f"{address} {NAME}\n" for address in addresses))
 
 
@@ -56,8 +56,8 @@ async def moved(hosts: Path) -> None:
 
 
 async def scaled(hosts: Path) -> None:
-    """Sessions of a fleet that dials a name, which means one address, then two, then the other one alone. Needs `hosts`
-    as /etc/hosts."""
+    """Sessions of a fleet dial a name that has one address, then two, then only the second one. Needs `hosts` as
+    /etc/hosts."""
     first, second, listeners = ScriptedSpeculator(), ScriptedSpeculator(), [Listener() for _ in range(7)]
     async with serving(first, f"{BEFORE}:0") as bound:
         port = bound.rpartition(":")[2]
@@ -66,7 +66,7 @@ async def scaled(hosts: Path) -> None:
             for addresses, expected in (([BEFORE], (1, 0)), ([BEFORE, AFTER], (2, 2)), ([AFTER], (2, 5))):
                 point(hosts, *addresses)
                 await fleet.look_up()
-                # The one that was opened at the name is none that the fleet knows of at the first address.
+                # The fleet does not count the session that was opened at the name as one at the first address.
                 await fleet.refresh()
                 while sum(expected) > first.num_streams + second.num_streams:
                     listener = listeners.pop()

@@ -1,4 +1,4 @@
-"""What a name stands for, and who must have a certificate for it."""
+"""What a name resolves to, and which certificates its servers must have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.certificates import Authority, replaced
 
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Addresses by name, in the place of the system's resolver."""
+    """Addresses by name, in place of the system's resolver."""
     names: dict[str, list[str]] = {}
 
     async def getaddrinfo(host: str, port: int, **options: Any) -> list[tuple[Any, ...]]:

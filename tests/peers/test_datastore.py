@@ -1,4 +1,4 @@
-"""Records and copies: nothing is lost without a count."""
+"""Records and copies: every loss is counted."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_a_run_of_any_length_is_learnt_without_holding_up_the_loop() -> No
         watching.cancel()
         assert tiers.shared is not None
         assert tiers.shared.followers((499_998,)) == ((499_999, 1),)
-    assert longest.seconds < 0.4  # at once it takes seconds
+    assert longest.seconds < 0.4  # all at once would take seconds
 
 
 async def test_a_datastore_that_cannot_be_understood_is_used_once_it_can_be() -> None:

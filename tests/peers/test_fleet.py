@@ -1,5 +1,5 @@
-"""Several speculators: sessions go to the one with least to do, leave one that is lost, and are moved to one that has
-joined; what they hear is a stream that begins again."""
+"""Several speculators: sessions go to the one with the least load, leave one that is lost, and move to one that has
+joined; they see a stream that begins again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAUSE = Steering(SpeculationParams(OFF, 8, 32))
 
 @dataclass(eq=False)
 class Session:
-    """A session of a fleet, its text, and what it hears."""
+    """A session of a fleet, its text, and its callbacks."""
 
     stream: FleetSession
     text: list[int]
@@ -38,8 +38,8 @@ class Session:
 
 @dataclass
 class Fleet:
-    """A fleet of two scripted speculators, a and b, on addresses of their own. Only the tests look at loads and names:
-    it is not started."""
+    """A fleet of two scripted speculators, a and b, with addresses of their own. It is not started, so only the tests
+    look up loads and names."""
 
     fleet: SpeculatorFleet
     a: ScriptedSpeculator
@@ -69,7 +69,7 @@ class Fleet:
             session.stream.close()
 
     async def begun(self, number: int) -> list[Session]:
-        """So many sessions, begun at once, which all draft."""
+        """So many sessions, begun at once, that all draft."""
         sessions = [self.begin() for _ in range(number)]
         await until(lambda: all(session.listener.num_drafts for session in sessions))
         return sessions
@@ -128,7 +128,7 @@ async def test_sessions_go_where_others_have_least(two: Fleet) -> None:
     two.a.load, two.b.load = load(10), load(4)
     await two.fleet.refresh()
     sessions = await two.begun(8)
-    assert two.num_streams == (1, 7)  # 4 + 6 are as many as 10: the last two take one each
+    assert two.num_streams == (1, 7)  # 4 + 6 equals 10: the last two go to one each
     for session in sessions:
         session.stream.close()
 
@@ -174,7 +174,7 @@ async def test_one_that_is_full_has_another_one_tried_at_once_and_nothing_is_los
     assert two.num_streams == (0, 6)
     assert num_detached(sessions) == 0
     assert two.fleet.peers[0].breaker.is_closed
-    # Those of the burst have tried it before its first refusal came; for a while nobody does after that.
+    # The burst tried it before its first refusal came; after that nobody does for a while.
     num_tried = len(two.a.opened)
     await two.begun(3)
     assert len(two.a.opened) == num_tried
@@ -387,7 +387,7 @@ async def test_a_session_that_ends_during_a_move_leaves_no_stream(two: Fleet) ->
 
 
 class Resolver:
-    """Says what a name stands for, in the place of the system's resolver."""
+    """Resolves a name, in place of the system's resolver."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: list[str] = []
@@ -414,11 +414,11 @@ async def test_each_address_of_a_name_is_a_speculator_and_they_come_and_go(
     await two.fleet.look_up()
     await two.begun(2)
     assert two.num_streams == (4, 6)
-    # Those that are left at an address without a name are moved, however many are where they go.
+    # Sessions at an address that the name has lost are moved, however busy the others are.
     assert await two.balanced() == 4
     await until(lambda: two.num_streams == (0, 10))
     assert num_detached(sessions) == 0
-    resolver.found = []  # a resolver that is away takes nothing away
+    resolver.found = []  # an unreachable resolver removes nothing
     await two.fleet.look_up()
     assert [peer.state.address for peer in two.fleet.peers] == [two.addresses[1]]
     two.close()

@@ -1,4 +1,4 @@
-"""Questions to the datastore: each answer reaches who asked, and nobody waits for a datastore that is away."""
+"""Lookups at the datastore: each answer reaches its caller, and nobody waits for a datastore that is away."""
 
 from __future__ import annotations
 

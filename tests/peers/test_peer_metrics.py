@@ -1,4 +1,4 @@
-"""What is told of peers: whether they are up, the bytes to and from them, and the streams that were lost."""
+"""Metrics of peers: whether they are up, the bytes to and from them, and the lost streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.waiting import until
 async def test_a_peer_that_went_and_came_back_is_up_and_was_tried_again() -> None:
     speculator, listener = ScriptedSpeculator(), Listener()
     async with serving(speculator) as address:
-        pass  # an address of which nobody else knows
+        pass  # an address that nobody else knows
     async with dialling(address) as peer:
         states = [peer.state]
         assert values_of(read_peers(states))["outrider_peer_up"] == {"speculator": 0}
@@ -28,7 +28,7 @@ async def test_a_peer_that_went_and_came_back_is_up_and_was_tried_again() -> Non
             values = values_of(read_peers(states))
             assert values["outrider_peer_up"] == {"speculator": 1}
             assert values["outrider_stream_reconnects_total"]["speculator"] >= 1
-            # Bytes of the probes that asked whether it is back are among them.
+            # They include the bytes of the probes for its return.
             wire = values["outrider_wire_bytes_total"]
             assert wire["speculator,sent"] >= speculator.num_bytes_heard > 0
             assert wire["speculator,received"] >= speculator.num_bytes_said > 0

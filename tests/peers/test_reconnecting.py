@@ -1,4 +1,4 @@
-"""A stream that is opened again whenever it is lost: how the loss is judged, when the next one is opened."""
+"""A stream that is opened again whenever it is lost: how the loss is judged, and when the next one is opened."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def failure(code: grpc.StatusCode, details: str = "as the test wants it") -> grp
 
 
 class Call:
-    """A call whose responses, and whose end, a test has written down. Without an end it stays open.
+    """A call with scripted responses and a scripted end. Without an end it stays open.
 
-    Nothing comes before there was a request.
+    Nothing comes before the first request.
     """
 
     def __init__(self, *events: int | BaseException | None) -> None:
@@ -69,14 +69,14 @@ ENDED_WHEN_CANCELLED = asyncio.CancelledError()
 
 
 class Stream(ReconnectingStream[int, int]):
-    """Opens the calls of a test, one after the other, then one that stays open."""
+    """Opens the calls of a test, one after another, then one that stays open."""
 
     def __init__(self, peer: PeerState, *calls: Call) -> None:
         super().__init__(peer)
         self.calls, self.opened_at = list(calls), list[float]()
         self.answer_within_s: float | None = None
         self.at_once: set[int] = set()
-        """Losses, by number, after which nothing is lost."""
+        """Numbers of the losses after which the stream is opened again without a pause."""
         self.losses: list[Loss] = []
         self.num_failures: list[int] = []
         self.has_closed_requests = False
@@ -124,7 +124,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def lost(stream: Stream, num_losses: int) -> list[Loss]:
-    """The losses of a stream, once the one behind them is open."""
+    """The losses of a stream, once the one after them is open."""
     await until(lambda: len(stream.opened_at) == num_losses + 1)
     stream.stop()
     return stream.losses

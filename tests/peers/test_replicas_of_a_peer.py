@@ -1,5 +1,5 @@
-"""Several replicas behind one name: sessions spread over them, and the loss of one is little for its own sessions and
-nothing for the others."""
+"""Several replicas behind one name: sessions spread over them, and the loss of one is a small disturbance for its own
+sessions and none for the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOON_S = 1.0
 
 
 class Name:
-    """A name, and the addresses that it means."""
+    """A name, and its addresses."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
@@ -64,7 +64,7 @@ async def test_sessions_take_turns_and_a_replica_that_ends_holds_up_its_own_for_
         bound = await first.enter_async_context(serving(going, "127.0.0.2:0"))
         await last.enter_async_context(serving(staying, f"127.0.0.3:{bound.rpartition(':')[2]}"))
         peer = await last.enter_async_context(dialling(peers.target(bound)))
-        # The first sessions go to whichever connection is there first.
+        # The first sessions go to whichever connection is ready first.
         while not (going.num_streams and staying.num_streams):
             listener = Listener()
             speculate(peer, listener)
@@ -82,7 +82,7 @@ async def test_sessions_take_turns_and_a_replica_that_ends_holds_up_its_own_for_
         assert time.monotonic() - began < SOON_S
         assert sorted(listener.num_detached for listener in listeners) == [0] * 4 + [1] * 4
         assert peer.breaker.is_closed
-        assert staying.num_checks == 0  # nobody took the peer for down
+        assert staying.num_checks == 0  # nobody believed that the peer was down
         assert peer.state.is_connected
         for stream in streams:
             stream.close()
@@ -110,8 +110,8 @@ async def test_only_if_no_replica_takes_it_is_the_peer_taken_for_down() -> None:
 
 @pytest.mark.slow
 async def test_a_session_leaves_a_replica_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A session that leaves a silent replica may be given the same one again, and waits twice as long for it: how long
-    # that takes in all is chance. With short waits it is soon over, whatever the dice say.
+    # A session that leaves a silent replica may be given the same one again, and then waits twice as long for it, so
+    # the total time depends on chance. With short waits it is always short.
     monkeypatch.setattr(reconnecting, "FIRST_ANSWER_S", 0.3)
     monkeypatch.setattr(reconnecting, "MAX_FIRST_ANSWER_S", 1.0)
     silent, well = ScriptedSpeculator(), ScriptedSpeculator()
@@ -142,13 +142,13 @@ async def test_a_new_replica_is_found_when_a_connection_ends() -> None:
         began = time.monotonic()
         await first.aclose()
         await until(lambda: new.num_streams)
-        # gRPC asks a name again after a second at the soonest.
+        # gRPC resolves a name again after at least a second.
         assert time.monotonic() - began < 3 * SOON_S
         stream.close()
 
 
 class Leaving(ScriptedDatastore):
-    """Ends its streams of questions in order after each answer."""
+    """Ends its streams of lookups in order after each answer."""
 
     async def Lookup(
         self, requests: AsyncIterator[pb.LookupRequest], context: Context

@@ -1,4 +1,4 @@
-"""The call that sessions share at a speculator: what they say together, and what becomes of them with it."""
+"""The call that sessions share at a speculator: their common messages, and what happens to sessions if it is lost."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NUM_SESSIONS = 10
 
 
 class Counting(ScriptedSpeculator):
-    """Notes the events of each message, and how many calls there are."""
+    """Records the events of each message, and the number of calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[list[str]] = []
         self.num_calls = 0
         self.garbled: int | None = None
-        """Number of a session that is answered with contents that cannot be."""
+        """Number of a session that gets invalid answers."""
 
     async def Speculate(  # type: ignore[override]
         self, requests: AsyncIterator[pb.SpeculateRequest], context: Context
@@ -84,7 +84,7 @@ async def test_a_text_to_be_opened_holds_up_others_for_a_while_only(
 
 async def test_a_call_that_breaks_is_lost_to_all_and_each_goes_on_by_itself(speculator: Counting) -> None:
     async with serving(speculator) as address:
-        pass  # an address of which nobody else knows
+        pass  # an address that nobody else knows
     async with dialling(address) as peer:
         listeners = [Listener() for _ in range(NUM_SESSIONS)]
         async with serving(speculator, address):

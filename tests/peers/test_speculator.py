@@ -1,4 +1,4 @@
-"""A speculator dies, hangs, lies and comes back: sessions hear of it, and draft with it again as soon as it is well."""
+"""A speculator dies, hangs, lies and comes back: sessions are told, and draft with it again once it works."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_silent_speculator_is_given_up_and_told_everything_anew(speculat
 
 async def test_bytes_are_counted_both_ways_over_all_streams(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address:
-        pass  # an address of which nobody else knows
+        pass  # an address that nobody else knows
     async with dialling(address) as peer:
         listener, committed = Listener(), [1, 2]
         stream = speculate(peer, listener, committed)
@@ -294,7 +294,7 @@ async def test_of_a_steering_only_what_is_new_is_sent(speculator: ScriptedSpecul
         await until(lambda: len(speculator.steerings) == 2)
         first, second = speculator.steerings
         assert first.HasField("speculation")
-        # Parameters that come again would begin a tree's growth anew.
+        # If parameters came again, a tree's growth would start over.
         assert (second.HasField("speculation"), second.forward_us) == (False, 7)
         stream.close()
 

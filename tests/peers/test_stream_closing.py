@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 class Nobody:
-    """Does not care."""
+    """Ignores its callbacks."""
 
     def on_attached(self, forward_us: int) -> None: ...
 
@@ -32,7 +32,7 @@ async def test_a_stream_that_is_closed_leaves_no_session_whenever_that_is() -> N
     async with running_speculator(max_num_sessions=400) as speculator:
         peer = SpeculatorPeer(speculator.address, speculator.model)
         spec = SpeculationSpec("s", 2, SamplingParams(), SpeculationParams(SPECULATIVE))
-        gc.disable()  # it would close what was forgotten, some time
+        gc.disable()  # it would eventually close a forgotten stream
         try:
             for num_steps in range(150):
                 stream = peer.speculate(spec, [1, 2], Nobody())

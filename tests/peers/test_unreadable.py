@@ -1,4 +1,4 @@
-"""A peer that sends bytes which are no message is lost like one that has died, and tried again like one."""
+"""A peer that sends bytes which are no message counts as lost like one that has died, and is tried again like one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def peer_and_address() -> AsyncIterator[tuple[Peer, str]]:
 
 
 class Listener:
-    """What a session hears of its speculator."""
+    """A session's callbacks from its speculator."""
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []

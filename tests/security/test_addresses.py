@@ -1,4 +1,4 @@
-"""What may be dialled and listened on in plaintext, and how a service says that something may not."""
+"""Which addresses may be dialled and listened on in plaintext, and how a service reports one that may not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_these_may(address: str) -> None:
 
 
 def complaint(cls: type[ServiceSettings], line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """How a service refuses its flags: in one line, with status 2."""
+    """A service's refusal of its flags: one line, status 2."""
     with pytest.raises(SystemExit) as ended:
         parse_settings(cls, line.split())
     assert ended.value.code == 2

@@ -23,7 +23,7 @@ def logs() -> Iterator[list[EventDict]]:
 
 
 def number_from(contents: Sequence[bytes]) -> list[int]:
-    """A list, so that two of them are two objects."""
+    """A list, so that two of them are different objects."""
     if not contents[0].isdigit():
         raise ValueError("a number was expected")
     return [int(contents[0])]

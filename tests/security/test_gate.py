@@ -1,4 +1,4 @@
-"""Who gets through to a server, known by tokens and by certificates, for every kind of call."""
+"""Which callers get through to a server, by tokens and by certificates, for every kind of call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METHODS = {
     "stream_unary": f"/{SERVICE}/Detokenize",
     "stream_stream": f"/{SERVICE}/Collaborate",
 }
-"""Real names; this server answers each with another kind of call."""
+"""Real names; this server implements each as another kind of call."""
 UNAUTHENTICATED, PERMISSION_DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -45,7 +45,7 @@ def test_every_rpc_of_every_service_has_its_roles() -> None:
     ]
     services = [service for file in files for service in file.services_by_name.values()]
     methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
-    # Reflection under its final name, and what later versions of the health checks have.
+    # Reflection under its final name, and a method of later health checks.
     later = {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/List"}
     assert set(PERMISSIONS) == methods | later
 
@@ -106,11 +106,11 @@ async def serving(file: Path, tls: grpc.ServerCredentials | None = None) -> Asyn
 
 
 LOST_STATUS = "Internal error from Core"
-"""Details that grpc.aio writes over those of a server that ends a stream while the client is writing (grpc#36066)."""
+"""grpc.aio's details, which replace those of a server that ends a stream while the client is writing (grpc#36066)."""
 
 
 async def answer(channel: Any, kind: str, *metadata: tuple[str, str], method: str = "") -> bytes | grpc.StatusCode:
-    """What one message is answered with, or the status."""
+    """The answer to one message, or the status."""
     request = iter([b"this"]) if kind.startswith("stream") else b"this"
     call = getattr(channel, kind)(method or METHODS[kind])(request, metadata=metadata, timeout=10)
     try:

@@ -1,4 +1,4 @@
-"""Peers behind TLS and tokens: what is opened after a rotation uses the new files, what runs goes on."""
+"""Peers with TLS and tokens: new calls after a rotation use the new files, and running calls continue."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Seen:
 
 
 class Witness(datastore_pb2_grpc.DatastoreServiceServicer):
-    """Answers lookups with nothing, and remembers who has asked."""
+    """Answers lookups with nothing, and remembers the callers."""
 
     def __init__(self) -> None:
         self.lookups: list[Seen] = []
@@ -86,7 +86,7 @@ async def witness(tls: grpc.ServerCredentials | None = None) -> AsyncIterator[tu
 
 
 async def asked(call: Any) -> None:
-    """One more question on a stream, answered."""
+    """One more lookup on a stream, with its answer."""
     await call.write(pb.LookupRequest(queries=[pb.Query()]))
     assert isinstance(await call.read(), pb.LookupResponse)
 
@@ -152,7 +152,7 @@ async def test_both_sides_may_change_their_authority_while_streams_run(tmp_path:
 
 
 def _of(folder: Path, authority: Authority) -> PeerSecurity:
-    """Files of somebody whose authority is believed no more."""
+    """Files of a peer whose authority is no longer trusted."""
     cert, key = authority.issue("left behind").write(folder, "left-behind")
     return PeerSecurity(str(folder / "ca"), str(cert), str(key))
 
@@ -235,7 +235,7 @@ async def test_copies_are_bounded_and_those_that_nobody_asks_for_are_dropped() -
         first = copies.get(RetrievalScope.TENANT, "a")
         copies.get(RetrievalScope.TENANT, "b")
         assert copies.get(RetrievalScope.TENANT, "a") is first
-        copies.get(RetrievalScope.TENANT, "c")  # in the place of b
+        copies.get(RetrievalScope.TENANT, "c")  # replaces b
         assert copies.get(RetrievalScope.TENANT, "a") is first
         assert len(copies) == 2
         copies.stop()
@@ -247,7 +247,7 @@ async def test_copies_are_bounded_and_those_that_nobody_asks_for_are_dropped() -
 
 
 class Flooder(speculator_pb2_grpc.SpeculatorServiceServicer):
-    """Sends 40 drafts of 500 nodes at once, whatever it is asked for."""
+    """Sends 40 drafts of 500 nodes at once, whatever the request."""
 
     async def Speculate(  # type: ignore[override]
         self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Any
@@ -268,7 +268,7 @@ class Flooder(speculator_pb2_grpc.SpeculatorServiceServicer):
 
 
 class Listener:
-    """Counts."""
+    """Counts callbacks."""
 
     def __init__(self) -> None:
         self.num_nodes = 0

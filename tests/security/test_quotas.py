@@ -1,5 +1,5 @@
-"""Sessions, requests, tokens and draft nodes: what is allowed, what is refused, and when to come back. No time passes
-but the test's."""
+"""Quotas of sessions, requests, tokens and draft nodes: what is allowed, what is refused, and when to come back. Only
+the test advances the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.wire.errors import ResourceExhausted
 
 
 class Clock:
-    """Stands still until it is told to move."""
+    """A clock that stands still until it is told to move."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -37,7 +37,7 @@ def caller(tenant: str, **limits: float) -> Caller:
 
 
 def refusal(quotas: Quotas, who: Caller | None, name: str = "x") -> tuple[str, float]:
-    """What a request is told, and after how many seconds it may come back."""
+    """The refusal of a request, and after how many seconds it may come back."""
     with pytest.raises(ResourceExhausted) as error, quotas.session(name, who):
         pass
     [detail] = error.value.details
@@ -161,14 +161,14 @@ def test_no_form_of_a_draft_is_free(clock: Clock) -> None:
 def test_a_caller_reads_so_many_tokens_in_a_minute_and_the_others_as_many(clock: Clock) -> None:
     quotas = Quotas(clock=clock, max_read_tokens_per_minute=600)
     with quotas.session("one", num_read_tokens=500):
-        quotas.charge_reading("one", 200)  # what is said later is read, too, whatever it comes to
+        quotas.charge_reading("one", 200)  # later output is read, too, whatever the quota
         text, after_s = refusal(quotas, None, "one")
         assert text == "max_read_tokens_per_minute is reached: 600"
         assert after_s == pytest.approx(10.1)
         with quotas.session("two", num_read_tokens=500):
             pass
     clock.now += 10.2
-    with quotas.session("one", num_read_tokens=10_000):  # longer than a minute's tokens: it is read all the same
+    with quotas.session("one", num_read_tokens=10_000):  # longer than a minute's tokens, and still read
         pass
     assert refusal(quotas, None, "one")[1] == pytest.approx(999.9, abs=1.0)
 

@@ -1,4 +1,4 @@
-"""Several texts of one request: the failure of one is that of all, by its own name."""
+"""Several texts of one request: the failure of one ends them all, with that failure's own status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One caller who begins calls and resets them, thousands in a moment, is no end of the calls of others."""
+"""A caller that begins and resets thousands of calls in a moment does not end the calls of others."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header field in HPACK, that no table holds."""
+    """A literal HPACK header field, which no table holds."""
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
 def flood(address: str) -> socket.socket:
-    """Begins and resets calls on a connection of its own, which stays open."""
+    """Begins and resets calls on its own connection, which stays open."""
     post_over_http = b"\x83\x86"  # both are in HPACK's static table
     headers = post_over_http + b"".join(
         literal(*field)

@@ -1,4 +1,4 @@
-"""Health has two answers: whether a service takes calls, and whether it can work at all."""
+"""Health has two answers: whether a service accepts calls, and whether it can work at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "a.Service"
 
 
 class Service:
-    """What may break."""
+    """A part that may break."""
 
     name = NAME
 
@@ -31,7 +31,7 @@ class Service:
 
 @asynccontextmanager
 async def watched(service_health: Health) -> AsyncIterator[health_pb2_grpc.HealthAsyncStub]:
-    """The service is looked at all the time, and somebody asks."""
+    """The service is checked continually, and also when it is asked."""
     watching = asyncio.create_task(service_health.watch())
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     health_pb2_grpc.add_HealthServicer_to_server(service_health.servicer, server)
@@ -44,7 +44,7 @@ async def watched(service_health: Health) -> AsyncIterator[health_pb2_grpc.Healt
 
 
 async def answers(stub: health_pb2_grpc.HealthAsyncStub) -> tuple[bool, bool, bool]:
-    """Of the server, the service, and liveness: whether they are SERVING."""
+    """True for each of the server, the service and liveness if it is SERVING."""
     checks = [stub.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", NAME, LIVENESS)]
     server, service, liveness = [(await check).status == Status.SERVING for check in checks]
     return server, service, liveness

@@ -1,4 +1,4 @@
-"""The program that asks a service for its health, for probes."""
+"""The program with which probes ask a service for its health."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def servicer() -> health.HealthServicer:
 
 @pytest.fixture
 def address(servicer: health.HealthServicer) -> Iterator[str]:
-    """Of a server with that servicer."""
+    """The address of a server with that servicer."""
     server = grpc.server(ThreadPoolExecutor(1))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

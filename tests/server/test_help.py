@@ -1,4 +1,4 @@
-"""--help of the services: in 80 columns, what most need first."""
+"""--help of the services: in 80 columns, the most important flags first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes: work off the event loop, in which no caller waits for all that another one has sent."""
+"""Lanes: work off the event loop, in which no caller waits for everything that another one has sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 
 class Held:
-    """Work that goes on until it is let go, and then tells its name."""
+    """Work that runs until it is released, and then reports its name."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

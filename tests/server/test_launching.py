@@ -1,4 +1,4 @@
-"""A service as a process: what is told before anything heavy is imported, and an early Ctrl-C."""
+"""A service as a process: what it prints before heavy imports, and an early Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Settings(ServiceSettings):
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No arguments, and logs and threads of the tests stay as they are."""
+    """No arguments; logs and threads of the tests are not changed."""
     monkeypatch.setattr("sys.argv", ["test"])
     monkeypatch.setattr(process, "configure_logs", lambda *_: None)
     monkeypatch.setattr(process, "replace_stderr", lambda: None)

@@ -1,4 +1,4 @@
-"""Bytes that are no message are refused as INVALID_ARGUMENT, whatever the RPC and wherever in a stream they come."""
+"""Bytes that are no message are refused as INVALID_ARGUMENT, in every RPC and everywhere in a stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class Styles:
-    """Each kind of RPC in each style that a servicer may be written in. Answers with what it was sent."""
+    """Each kind of RPC in each style of a servicer. Echoes its requests."""
 
     async def unary_unary(self, request: Any, context: Any) -> Any:
         return request
@@ -45,7 +45,7 @@ class Styles:
             await context.write(request)
 
     async def stream_stream_in_a_task(self, requests: AsyncIterator[Any], context: Any) -> None:
-        """As a servicer that reads and writes at the same time: how reading ends goes through a queue."""
+        """A servicer that reads and writes at the same time: the end of reading goes through a queue."""
         queue: asyncio.Queue[types_pb2.Commit | InvalidArgument | None] = asyncio.Queue()
 
         async def read() -> None:
@@ -93,7 +93,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def answers(channel: grpc.aio.Channel, method: str, kind: str, *messages: bytes) -> tuple[list[bytes], Any, str]:
-    """What came back, and how the call ended."""
+    """The answers, and the status of the call."""
     request_kind, response_kind = kind.split("_")
     call: Any = getattr(channel, kind)(method)(iter(messages) if request_kind == "stream" else messages[0])
     found: list[bytes] = []

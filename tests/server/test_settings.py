@@ -13,7 +13,7 @@ from outrider_gateway.settings import GatewaySettings
 
 
 class Settings(ServiceSettings):
-    """Those of every service."""
+    """Settings that every service has."""
 
     model_config = model_config("outrider.test")
 
@@ -94,7 +94,7 @@ def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class OfAModel(ModelSettings):
-    """Those of a service with a model."""
+    """Settings of a service with a model."""
 
     model_config = model_config("outrider.test")
 

@@ -1,4 +1,4 @@
-"""A stream that is opened without a word is ended, at every service that has one."""
+"""A stream that is opened without a message is ended, at every service with streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call that no client of ours would make ends for its caller, and for nobody else; a server that ends takes its
+"""A call that no client of ours would make ends for its caller, and for nobody else. A server that ends takes its
 process with it."""
 
 from __future__ import annotations

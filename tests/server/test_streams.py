@@ -57,7 +57,7 @@ async def test_a_cancelled_call_is_not_taken_for_a_slow_one() -> None:
 
 
 class Requests:
-    """A caller's requests, as many as the test puts in."""
+    """A caller's requests, as many as the test adds."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[int] = asyncio.Queue()

@@ -1,6 +1,6 @@
-"""What each method is worth by its own merit: with the demo pair, at the costs of a CPU, in simulated time.
+"""The worth of each method: with the demo pair, at the costs of a CPU, in simulated time.
 
-The bounds are far from what is measured (in the comments), so that they hold wherever floats are rounded otherwise."""
+The bounds are far from the measured values (in the comments), so they hold even if floats are rounded differently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUM_PROMPTS, NUM_TOKENS, CHAIN_LEN = 3, 64, 12
 
 @cache
 def texts(temperature: float) -> list[tuple[list[int], list[int]]]:
-    """Held-out prompts, and what the target says after them."""
+    """Held-out prompts, and the target's texts after them."""
     model, sampling = target_model(), SamplingParams(seed=0, temperature=temperature)
     codes = code_prompts(load_corpus(), NUM_PROMPTS)
     prompts = [model.tokenizer.encode(code, add_special_tokens=False) for code in codes]
@@ -59,7 +59,7 @@ def simulated(temperature: float, params: SpeculationParams, where: str = "near"
 
 
 def of(method: Method, **fields: Any) -> SpeculationParams:
-    """A method as a server would have it."""
+    """A method with a server's defaults."""
     return SpeculationParams(method, CHAIN_LEN, 64, 0.2, **fields)
 
 
@@ -91,7 +91,7 @@ def test_no_other_method_is_faster_than_best_first(temperature: float) -> None:
 
 @pytest.mark.suite
 def test_drafting_ahead_is_faster_than_any_draft_then_verify_where_the_draft_model_is_slow() -> None:
-    # DOUBLE, Theorem 3. A chain of each length, without regard to what it is worth.
+    # DOUBLE, Theorem 3. A chain of each length, without regard to its worth.
     fixed = {"min_path_probability": 0.0, "calibration": False}
     chains = [replace(SPECULATIVE, num_speculative_tokens=gamma, **fixed) for gamma in range(1, 6)]
     best = max(simulated(0.7, chain, "slow draft").throughput for chain in chains)

@@ -27,7 +27,7 @@ def plain(num_at_once: int = 2) -> tuple[float, list[GenerationSample]]:
 
 
 def take(options: dict[str, Any], num_at_once: int = 2, costs: Costs = GPU) -> tuple[float, list[GenerationSample]]:
-    """A turn of a new pair: the simulated time, and what was generated."""
+    """A turn of a new pair: the simulated time, and the generations."""
     pair = SimulatedPair(target_model(), draft_model())
     answer = pair.take_turn("some", options, costs.to_json(), [asdict(each) for each in REQUESTS], num_at_once)
     return answer["time_ms"], [generation_from_json(each) for each in answer["generations"]]
@@ -104,7 +104,7 @@ def test_a_service_that_contributes_answers_what_was_asked_before_in_fewer_round
     assert second.num_rounds < 0.5 * first.num_rounds
     assert second.accepted_by_source == {"ring": second.num_accepted}
     assert rounds[False][1].num_rounds == rounds[False][0].num_rounds
-    # In another experiment it begins anew.
+    # Another experiment starts over.
     options = options | {"retrieval_params": {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": True}}
     other = pair.take_turn("another", options, GPU.to_json(), again, 1)
     assert generation_from_json(other["generations"][0]).rounds.num_rounds == first.num_rounds

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus, as it reads them."""
+"""Metrics as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COUNTED = {"lookups": 1}
 
 
 class Settings(ServiceSettings):
-    """Those of a service."""
+    """Metrics of a service."""
 
     model_config = model_config("outrider.test")
 
@@ -58,7 +58,7 @@ def server() -> Iterator[MetricsServer]:
 
 
 def samples(address: str) -> dict[tuple[str, str], float]:
-    """What Prometheus would store: by name and values of the labels, which come by their names."""
+    """What Prometheus would store: by the name and the values of the labels, which are sorted by their names."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as response:
         text = response.read().decode()
     return {
@@ -116,7 +116,7 @@ def test_no_address_is_no_server() -> None:
 
 
 class Loading(Idle):
-    """A service that loads until it is told."""
+    """A service that keeps loading until it is told to stop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ async def test_a_service_is_read_while_it_loads(capsys: pytest.CaptureFixture[st
         assert (found["outrider_serving", ""], found["outrider_of_its_own", ""]) == (0, 3)
         service.may_load.set()
         async with asyncio.timeout(10):
-            while not await is_serving(address):  # noqa: ASYNC110 - it is asked as a probe asks
+            while not await is_serving(address):  # noqa: ASYNC110 - it is polled as a probe polls
                 await asyncio.sleep(0.005)
         assert (await asyncio.to_thread(samples, metrics))["outrider_serving", ""] == 1
 

@@ -1,4 +1,4 @@
-"""What is written to stderr neither waits nor fails, and what is dropped is counted and told."""
+"""Writes to stderr neither wait nor fail, and dropped lines are counted and reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.bad_stderr import KINDS, Kind, bad_stderr, started
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[IO[str], Stderr]]:
-    """What is read, and the stream that is written to."""
+    """The end that is read, and the stream that is written to."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as read:
         yield read, Stderr(writing)
@@ -74,7 +74,7 @@ def test_a_pipe_that_nobody_reads_keeps_no_writer_waiting_and_the_gap_is_told(pi
             num_missing += int(told[1])
         else:
             numbers.append(int(line))
-            # Each gap is told where it is.
+            # Each gap is reported where it is.
             assert numbers[-1] == len(numbers) - 1 + num_missing
     assert (num_missing, len(numbers)) == (stderr.num_dropped, num_lines - stderr.num_dropped)
 
@@ -138,7 +138,7 @@ def test_a_process_goes_on_and_ends_well_whatever_becomes_of_its_lines(kind: Kin
         assert process.stdout is not None
         word, num_dropped = process.stdout.readline().split()
         assert word == "dropped"
-        # None comes out but where a pipe is full; a thread writes, and may not be there yet.
+        # Nothing gets through except what fits into the pipe; a thread writes, and may be late.
         assert int(num_dropped) > 10_000
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
@@ -169,4 +169,4 @@ def test_what_libraries_in_c_write_waits_for_nobody_either() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "went on\n"
         assert process.wait(30) == 0
-        assert os.get_blocking(options["stderr"])  # whoever else has the pipe writes to it as before
+        assert os.get_blocking(options["stderr"])  # other users of the pipe write to it as before

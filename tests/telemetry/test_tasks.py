@@ -1,4 +1,4 @@
-"""A task that is to last is begun again when it fails, and the metrics tell."""
+"""A permanent task is restarted when it fails, and the metrics count that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of one process: whom it follows, what it records, and what becomes of it when nobody takes it."""
+"""Traces of one process: whose decision it follows, what it records, and what happens if no collector takes it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MALFORMED = (
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether its flags have the lowest bit."""
+    """True if the lowest bit of its flags is set."""
     return bool(int(traceparent[-2:], 16) & 1)
 
 
@@ -68,14 +68,14 @@ class Answering(health_pb2_grpc.HealthServicer):
 
 
 class Served:
-    """The other end of it."""
+    """Its caller's side."""
 
     def __init__(self, servicer: Answering, stub: health_pb2_grpc.HealthStub) -> None:
         self._servicer, self._stub = servicer, stub
 
     async def call(self, metadata: Sequence[tuple[str, str]] = (), work: Callable[[], object] = lambda: None) -> None:
         self._servicer.work = work
-        with suppress(grpc.aio.AioRpcError):  # what its span says of it is looked at
+        with suppress(grpc.aio.AioRpcError):  # its span is checked instead
             await self._stub.Check(health_pb2.HealthCheckRequest(), metadata=metadata)
 
 
@@ -91,7 +91,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 class Recording:
-    """What a process sends between its first span and its end."""
+    """The spans that a process sends between its first one and its end."""
 
     def __init__(self, collector: Collector, export: TraceExport) -> None:
         self._collector, self._export = collector, export
@@ -238,7 +238,7 @@ def test_the_variables_of_opentelemetry_hold(monkeypatch: pytest.MonkeyPatch) ->
 
 @contextmanager
 def silent_listener() -> Iterator[str]:
-    """Takes connections and says nothing."""
+    """Accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 

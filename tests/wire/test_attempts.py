@@ -1,4 +1,4 @@
-"""A call goes to the replica with least to do; equals take turns, and one that has just failed is left alone for a
+"""A call goes to the replica with the least load; equals take turns, and one that has just failed is avoided for a
 while. A call that is refused tries the others, and comes back a few times."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def generation(replicas: Replicas) -> ResumableGeneration:
 
 
 def begun(replicas: Replicas, load: VerifierLoad | None = None, now: float = NOW) -> ResumableGeneration:
-    """A generation that a replica has taken; `load`: what it said then."""
+    """A generation that a replica has accepted; `load`: what the replica reported then."""
     call = generation(replicas)
     call.begin(now)
     call.on_message(now, GenerateResponse(started=Started(load=load)))
@@ -92,7 +92,7 @@ def test_a_generation_that_breaks_goes_on_where_there_is_least_to_do() -> None:
     assert (broken.replica, other.replica) == (0, 1)
     assert broken.on_error(NOW, Code.UNAVAILABLE) == 0.0
     assert broken.begin(NOW) == 2
-    # It counts at one replica only: the one that it has left has least to do once it is forgiven.
+    # It counts at one replica only, so the one that it has left has the least load once it is no longer avoided.
     assert generation(replicas).begin(NOW + 2 * AVOID_S) == 0
 
 
@@ -187,7 +187,7 @@ def test_a_generation_that_has_not_begun_waits_where_there_will_be_a_server_befo
         assert (call.on_error(NOW, Code.UNAVAILABLE, details) is not None) is waits
         if waits:
             assert call.on_error(NOW + 30.0, Code.UNAVAILABLE, details) is None
-        # That it is full is said at once where there is no other.
+        # If there is no other replica, a full one is reported at once.
         assert generation(replicas).on_error(NOW, Code.RESOURCE_EXHAUSTED) is None
 
 

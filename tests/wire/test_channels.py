@@ -1,4 +1,4 @@
-"""Waiting longer each time, however long it has been going on."""
+"""Pauses grow with every attempt, however many there are."""
 
 from __future__ import annotations
 

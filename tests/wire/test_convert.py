@@ -1,4 +1,4 @@
-"""Wire and domain: what goes out comes back."""
+"""Wire and domain: what is converted to the wire and back is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain request parameter is named in the proto and in the dataclass, and nowhere between."""
+"""A plain request parameter is named in the proto and in the dataclass, and nowhere in between."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PAIRS: list[tuple[type[Message], type[Any]]] = [
     (types_pb2.SpeculationParams, SpeculationParams),
 ]
 RESOLVED_ELSEWHERE = {"allow_fallback", "max_tokens", "ignore_eos", "include_stop_str_in_output"}
-"""For admission and for the end of the session: no parameters of the drafting or of a draw."""
+"""For admission and for the end of the session: parameters neither of the drafting nor of a draw."""
 OTHERS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "min_p": 0.25, "min_path_probability": 0.5}
-"""Values other than the default, where 2 is out of range or not exact."""
+"""Values other than the default, for fields where 2 is out of range or not exact."""
 
 
 def scalars(message: type[Message]) -> list[FieldDescriptor]:

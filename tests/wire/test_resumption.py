@@ -1,4 +1,4 @@
-"""A text goes on elsewhere only where it goes on as it was begun; and whatever happens to its calls, each token of it
+"""A text resumes elsewhere only if it continues as it began; and whatever happens to its calls, each token of it
 arrives once."""
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def text_of(index: int) -> list[int]:
 
 
 class AnyCourse(RuleBasedStateMachine):
-    """A generation whose servers begin, read, speak, fall silent and break in any order. They are right about the text:
-    they go on after what the request says has arrived."""
+    """A generation whose servers begin, read, generate, fall silent and break in any order. Their texts are right: they
+    continue after what the request says has arrived."""
 
     @initialize(
         num_texts=st.integers(1, 3),
@@ -134,7 +134,7 @@ class AnyCourse(RuleBasedStateMachine):
         request = self.generation.request()
         several = len(self.token_ids) > 1
         self.told = [list(choice.token_ids) for choice in request.resume_choices] or [list(request.resume_token_ids)]
-        # Nothing that has arrived is asked for again, and nothing that has not is left out.
+        # Everything that has arrived is in the request, and nothing else is.
         assert self.told == self.token_ids or (several and not any(self.told) and not any(self.token_ids))
         self.told = [list(token_ids) for token_ids in self.token_ids]
         assert [choice.is_finished for choice in request.resume_choices] in ([], self.has_finished)
@@ -173,7 +173,7 @@ class AnyCourse(RuleBasedStateMachine):
     def start(self, index: int, model: str) -> None:
         if index >= len(self.token_ids) or index in self.has_started or self.has_finished[index]:
             return
-        # The seeds of the others are made of that of the first.
+        # The seeds of the others are derived from that of the first.
         started = Started(seed=SEED if index == 0 else 1000 + index, model=info(model_id=model))
         if 0 not in self.has_started and index and not self.model:
             return
@@ -229,7 +229,7 @@ class AnyCourse(RuleBasedStateMachine):
     @goes_on
     @rule(num_rounds=st.sampled_from([0, 1, 3, NUM_TOKENS + 1, NUM_TOKENS + 2]))
     def serve(self, num_rounds: int) -> None:
-        """A server is well for some rounds of all texts."""
+        """A server works for some rounds of all texts."""
         for index in range(len(self.token_ids)):
             if not self.is_over:
                 self.start(index, self.model or "m")
@@ -242,7 +242,7 @@ class AnyCourse(RuleBasedStateMachine):
     @goes_on
     @rule(count=st.integers(1, MAX_FRUITLESS + 1), seconds=st.sampled_from([0.0, 6.0]))
     def break_servers(self, count: int, seconds: float) -> None:
-        """Servers take it, one after the other, and break without a token."""
+        """Servers accept it, one after another, and break without a token."""
         for _ in range(count):
             self.serve(0)
             self.now += seconds
@@ -279,7 +279,7 @@ class AnyCourse(RuleBasedStateMachine):
             assert self.broken_at is not None
             is_final = self.now - self.broken_at >= RESUME_TIMEOUT_S or self.num_fruitless > MAX_FRUITLESS
         elif not is_final:
-            # No server has taken it: each is asked at least once, and not for ever.
+            # No server has accepted it: each is asked at least once, and not forever.
             is_final = pause_s is None
             is_alone_and_full = code is Code.RESOURCE_EXHAUSTED and self.num_replicas == 1
             assert not is_final or min(self.num_failures) or is_alone_and_full
@@ -324,7 +324,7 @@ def course(**options: float) -> ResumableGeneration:
 
 
 def broken(**options: float) -> ResumableGeneration:
-    """One whose first call has broken at once, and whose second begins."""
+    """A generation whose first call has broken at once, and whose second begins."""
     generation = course(**options)
     generation.on_message(0.0, GenerateResponse(started=Started(model=info())))
     assert generation.on_error(0.0, Code.UNAVAILABLE) is not None

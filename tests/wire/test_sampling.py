@@ -1,4 +1,4 @@
-"""How tokens are drawn, on the wire and in the domain."""
+"""Sampling parameters on the wire and in the domain."""
 
 from __future__ import annotations
 

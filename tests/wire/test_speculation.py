@@ -1,4 +1,4 @@
-"""Parameters of the speculation on the wire: what goes out comes back, and what has no meaning is refused by name."""
+"""Parameters of the speculation on the wire: they survive a round trip, and meaningless ones are refused by name."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ LIMITS = SpeculationLimits(max_num_speculative_tokens=32, max_num_rows=24, max_b
 def resolved(
     defaults: SpeculationParams = DEFAULTS, limits: SpeculationLimits = LIMITS, **fields: Any
 ) -> SpeculationParams:
-    """What a server makes of a request with these fields set."""
+    """A server's reading of a request with these fields set."""
     if isinstance(method := fields.get("method"), Method):
         fields["method"] = METHODS_TO_PROTO[method]
     return speculation_from_proto(types_pb2.SpeculationParams(**fields), defaults, limits)
 
 
-# Fields of methods' own parameters where not every value of the type goes: bounds, by the limits above.
+# Fields of methods' own parameters that do not accept every value of their type: bounds, by the limits above.
 RANGES: dict[str, tuple[float, float]] = {
     "beam_width": (1, 100),
     "num_children": (1, 8),
@@ -106,7 +106,7 @@ def own_params(draw: st.DrawFn, kind: type[MethodParams], is_ratio: bool) -> Met
 
 @st.composite
 def speculation_params(draw: st.DrawFn) -> SpeculationParams:
-    """Every combination that has a meaning."""
+    """Every meaningful combination."""
     method, gamma = draw(st.sampled_from(list(METHODS.values()))), draw(st.integers(1, 32))
     is_ratio = method.samples and draw(st.booleans())
     may_branch = method.may_branch and not is_ratio

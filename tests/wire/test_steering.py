@@ -1,4 +1,4 @@
-"""Steering crosses the wire as it is."""
+"""Steering crosses the wire unchanged."""
 
 from __future__ import annotations
 

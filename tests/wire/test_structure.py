@@ -1,4 +1,4 @@
-"""Descriptions of structured output go there and back."""
+"""Descriptions of structured output survive a round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom. Reads the imports of every file, lazy ones and those for types included.
+"""Which packages may import which. Reads the imports of every file, including lazy ones and those for types.
 
 core  <-  models  <-  {verifier, speculator}
 core, telemetry  <-  wire  <-  security  <-  {peers, server}  <-  {verifier, speculator, datastore}  <-  nobody
@@ -33,7 +33,7 @@ BENCH = ROOT / "clients" / "outrider_bench"
 TESTS = ROOT / "tests"
 
 AROUND_GRPC = {"core", "v1", "telemetry", "wire", "security", "peers", "server"}
-"""What every service stands on, besides models."""
+"""Packages that every service may import, besides models."""
 
 OWN_IMPORTS = {
     "core": {"core"},
@@ -52,10 +52,10 @@ OWN_IMPORTS = {
 """Package below `outrider` -> packages below `outrider` that it may import. `version` is free for all."""
 
 WITH_A_DRAFT_MODEL = [SERVICES / "verifier" / name for name in ("in_process_speculator.py", "service.py")]
-"""Files of the verifier that may import the speculator: what drafts in process, and where all parts are made."""
+"""Files of the verifier that may import the speculator: the in-process drafter, and the file that makes all parts."""
 
 IMPURE = {"asyncio", "datetime", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
-"""What would give core a clock, a thread, a file or a chance of its own."""
+"""Modules that would give core a clock, a thread, a file or randomness of its own."""
 
 HOMES = {
     "torch": ("services/outrider/models/", "clients/outrider_bench/workers/"),
@@ -77,7 +77,7 @@ HOMES = {
     "typer": ("clients/outrider_cli/", "clients/outrider_bench/"),
     "gguf": ("clients/outrider_bench/workers/",),
 }
-"""Third-party package -> where alone it may be imported."""
+"""Third-party package -> the only places that may import it."""
 
 
 @cache
@@ -138,7 +138,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     while leaves := [name for name, imported in imports.items() if not imported & imports.keys()]:
         for name in leaves:
             del imports[name]
-    # What is left are circles, and what imports them.
+    # The rest are cycles, and files that import them.
     assert not imports, f"circles among {sorted(imports)}"
 
 
@@ -198,7 +198,7 @@ def test_commands_stand_on_the_client() -> None:
     for path in files(CLI):
         wrong = own_packages(path) - CLIENT_IMPORTS
         assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
-        # `outrider bench` is imported when it is asked for, by the one file that holds all commands.
+        # `outrider bench` is imported on demand, by the one file that holds all commands.
         allowed = {"outrider_client", "outrider_cli"} | ({"outrider_bench"} if path == CLI / "app.py" else set())
         of_calls = {"outrider_gateway"} - {
             name.partition(".")[0] for name in imports_of(path) if name != "outrider_gateway.tools.calls"

@@ -1,4 +1,4 @@
-"""The Makefile installs what everybody else has, and tells what it does while it takes minutes."""
+"""The Makefile installs what everybody else has, and reports its progress while it takes minutes."""
 
 from __future__ import annotations
 

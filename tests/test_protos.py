@@ -1,4 +1,4 @@
-"""The protos: generated code is fresh, all is commented, enums begin with UNSPECIFIED, v1 has only grown."""
+"""The protos: generated code is fresh, everything is commented, enums begin with UNSPECIFIED, v1 has only grown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GENERATED = ROOT / "services" / "outrider" / "v1"
 FILES = sorted(path.relative_to(PROTOS).as_posix() for path in PROTOS.glob("outrider/v1/*.proto"))
 
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
-"""Field numbers in FileDescriptorProto: where the path of a comment begins."""
+"""Field numbers in FileDescriptorProto with which the path of a comment begins."""
 
 
 def protoc(*arguments: str) -> None:
@@ -62,7 +62,7 @@ def test_every_enum_begins_with_unspecified(described: list[FileDescriptorProto]
 
 
 def buf(*arguments: str, protos: Path = PROTOS) -> subprocess.CompletedProcess[str]:
-    """Runs buf on a folder of protos; skips the test where there is none."""
+    """Runs buf on a folder of protos; skips the test if there is no buf."""
     program = os.environ.get("OUTRIDER_BUF") or shutil.which("buf") or shutil.which(ROOT / "node_modules/.bin/buf")
     if program is None:
         pytest.skip("buf is not installed: npm install @bufbuild/buf, or name it in OUTRIDER_BUF")
@@ -122,7 +122,7 @@ def messages(file: FileDescriptorProto) -> Iterator[tuple[tuple[int, ...], Descr
     while found:
         path, message, name = found.pop()
         yield path, message, name
-        # Those that protoc makes of maps have no place in the file.
+        # Messages that protoc makes for maps are not in the file.
         nested = [each for each in enumerate(message.nested_type) if not each[1].options.map_entry]
         found += [((*path, 3, index), inner, f"{name}.{inner.name}") for index, inner in nested]
 

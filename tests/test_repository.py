@@ -1,4 +1,4 @@
-"""The repository has what a clone needs, and nothing that one machine alone has."""
+"""The repository has what a clone needs, and nothing that only one machine has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_MIB = 60
 
 
 def tracked(*options: str) -> list[str]:
-    """What git says of the files that it tracks, a line each."""
+    """Git's output about the files that it tracks, one line each."""
     command = ["git", "ls-files", *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
 
 
 def test_no_link_is_tracked() -> None:
-    # One to an environment would stand where `make` wants to make one.
+    # A link to an environment would be in the way of the one that `make` makes.
     assert [line for line in tracked("--stage") if line.startswith("120000")] == []
 
 

@@ -82,8 +82,7 @@ def compiled(
 def begins_early(ptx: str, num_reads: int = 0) -> bool:
     """True if a kernel lets the next one begin, and writes nothing before it has waited for the one before it.
 
-    Before that it reads exactly `num_reads` times, which it may do where no kernel writes. From which pointers it
-    reads is not checked.
+    Before that it may only read what no kernel writes, exactly `num_reads` times. The pointers are not checked.
     """
     if "griddepcontrol" not in ptx:
         return False

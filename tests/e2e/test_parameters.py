@@ -181,7 +181,7 @@ LAW_VARIANTS = [
 async def test_texts_have_the_distribution_that_transformers_gives_them(
     client: Client, variant: str, full: bool
 ) -> None:
-    # The noise depends on the seed and the index of the text, so the texts of one request are independent.
+    # At one temperature, with noise that is keyed by seeds, the texts of one request are drawn independently.
     given = {**LAW, **options_of(variant), "n": 16, "max_tokens": LAW_LENGTH + 1, "ignore_eos": True}
     num_texts = NUM_FULL_LAW_TEXTS if full else NUM_LAW_TEXTS
     results = [await client.complete(PROMPTS[3], seed=seed, **given) for seed in range(num_texts // 16)]

@@ -121,7 +121,7 @@ def attend(
         assert count <= tile_of(group) // group
         first_item = next(number for number, item in enumerate(items) if item[0] == tile)
         num_splits = -(-end // SPLIT)
-        # Where the results of its splits lie.
+        # The place of its splits' results.
         before = [int(inputs.tiles[other, 1]) for other, split in items[:first_item] if split >= 0]
         assert items[first_item][1] < 0 or int(inputs.first_results[tile]) == sum(before)
         expected = [[tile, split] for split in range(num_splits)]

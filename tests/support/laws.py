@@ -40,8 +40,8 @@ def only_best(logits: Tensor, k: int) -> Tensor:
 
 
 def p_value(texts: Sequence[tuple[int, ...]], law: Mapping[tuple[int, ...], float], part: slice) -> float:
-    """Returns the probability that a part of texts of this law is as far from it as theirs, by a chi-square test
-    that pools rare values."""
+    """Returns the probability that a part (`part`: token positions) of texts of this law deviates as much as theirs, by
+    a chi-square test that pools rare values."""
     counts = Counter(text[part] for text in texts)
     shares: dict[tuple[int, ...], float] = defaultdict(float)
     for text, probability in law.items():

@@ -23,12 +23,12 @@ STRATEGIES = (BEST_FIRST, PEARL, DOUBLE, RETRIEVAL, PLAIN)
 
 PLAIN_MS = 10.0
 NUM_TOKENS = 128
-"""Of a generation."""
+"""Length of a generation."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a strategy's rounds."""
+    """Costs and gains of a strategy's rounds."""
 
     acceptance: float
     """Probability of each further token, given the tokens before it."""

@@ -106,7 +106,7 @@ def test_it_goes_on_after_any_commit(data: st.DataObject) -> None:
 def test_what_was_cut_stands_again_where_a_commit_leaves_room_for_it(seed: int) -> None:
     speculator = ToySpeculator(policy(num_nodes=4), toy_model(0.5, seed))
     speculator.grow()
-    # There is room for the best child of the root, and for the four candidates that its forward has found.
+    # The best child of the root, and the candidates that its forward has found, four of which fit into the tree.
     node = max(speculator.tree.root.children.values(), key=lambda child: child.logprob)
     assert node.is_expanded
     found = speculator.candidates(node, 4)

@@ -331,7 +331,7 @@ def test_a_chain_that_has_not_been_sent_goes_out_whole_even_if_it_is_improbable(
     assert session.messages == [5]
 
 
-# What the target says.
+# The target's verdicts.
 
 
 def test_outcomes_move_with_the_acceptance_rate_that_is_measured() -> None:

@@ -135,7 +135,7 @@ def test_what_is_launched_early_waits_and_nothing_is_early_where_no_kernel_can_b
     multiply_add(empty(16, HIDDEN), empty(HIDDEN, HIDDEN), None, *stream, is_early=True)
     invariant.multiply(empty(16, HIDDEN), empty(6144, HIDDEN), None, empty(16, 6144))
     assert all(each.waits for each in launched if each.is_early)
-    # After a product, kernels are launched as usual but let the next one begin early; moves take no part.
+    # After another product, a fused one is not launched early, but lets the next kernel begin; moves take no part.
     early = Counter(each.name for each in launched if each.is_early)
     taking_part = Counter(each.name for each in launched if each.waits)
     if not can_overlap:

@@ -106,8 +106,8 @@ class Kept:
         """
         Args:
             folder: The folder of the files; None means none.
-            identity: Everything that a result depends on, machine and versions included. A file with another one is
-            ignored.
+            identity: Everything that a result depends on, machine and versions included. Files with another one
+                are ignored.
         """
         self._folder, self._identity = folder, dict(identity)
         self.values: dict[Cell, dict[str, Any]] = {}

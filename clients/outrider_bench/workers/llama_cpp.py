@@ -147,7 +147,7 @@ class LlamaCppPeer:
             program: Path of llama-server.
             cores: Cores of each server, which its models share; empty means any.
             settings: At most `max_drafted` tokens of the draft model at a time, while it is `min_probability` sure of
-            the     next one; an empty setting has no draft model.
+                the next one; an empty setting has no draft model.
 
         Raises:
             NotALlamaServer: The program is something else.

@@ -159,7 +159,7 @@ class Replay:
 
         Args:
             texts: Each with `prompt_token_ids`, `token_ids` and `seed`. They are longer than `max_tokens`, by what may
-            be     drafted beyond the end.
+                be drafted beyond the end.
             temperature: Of the sampling.
             max_tokens: Tokens of a text that are generated.
             options: Method and fields of `SpeculationParams`, as a request has them.

@@ -243,11 +243,11 @@ class Simulation:
             draft: The draft model.
             costs: Times of forwards and messages.
             target: Runs if drafts decide the text, as under the ratio rule, and if a source learns from its rows. None
-            means     that neither is the case.
+                means that neither is the case.
             tiers: Copies of a datastore's tiers, for both sides. None means that there is no datastore.
             on_verdict: Called after each round of a generation, with its number as text: 1 for the first.
             ring: A datastore's ring, which answers after a round trip and takes in what generations contribute. None
-            means     that nothing is asked.
+                means that nothing is asked.
         """
         self._on_verdict, self._ring = on_verdict, ring
         self._answers = Mail(2 * costs.one_way_ms)

@@ -127,7 +127,7 @@ def test_geometric_fan_outs_know_more_than_uniform_ones_for_chains_of_a_given_le
 def test_a_wider_beam_knows_more_and_in_the_end_takes_too_long() -> None:
     narrow, usual, wide = (simulated(0.7, of(METHODS["card"], own=(CardParams(width),))) for width in (5, 16, 200))
     assert usual.hit_rate > narrow.hit_rate
-    assert wide.throughput < 0.9 * usual.throughput
+    assert wide.throughput < 0.95 * usual.throughput
 
 
 @pytest.mark.parametrize(("params", "temperature"), [(BEST_FIRST, 0.0), (BEST_FIRST, 1.0), (PEARL, 1.0)])

@@ -287,7 +287,8 @@ async def test_a_second_text_begins_when_the_first_one_has_read_the_prompt() -> 
 
     async def collaborate(requests: Any, context: Any) -> None:
         opening = (await anext(requests)).open
-        indices.append(index_of(opening))
+        index = index_of(opening)
+        indices.append(index)
         if len(indices) == 1:
             assert opening.wants_prompt_token_ids
             await context.write(started([5, 6]))
@@ -297,7 +298,9 @@ async def test_a_second_text_begins_when_the_first_one_has_read_the_prompt() -> 
         else:
             assert not opening.wants_prompt_token_ids  # the first one has them
             await context.write(started([5, 6], shows_prompt=False))
-        await context.write(chunk(7))
+        # A draft on its way can hide how a call has ended. Then the edge asks once more, for the end alone.
+        if not opening.request.resume_choices[index].token_ids:
+            await context.write(chunk(7))
         await context.write(finished(1))
 
     async with (
@@ -307,7 +310,7 @@ async def test_a_second_text_begins_when_the_first_one_has_read_the_prompt() -> 
     ):
         result = await client.complete(TEXT, max_tokens=1, n=3, method="pearl")
         assert [choice.token_ids for choice in result.choices] == [(7,)] * 3
-    assert sorted(indices) == [0, 1, 2]
+    assert set(indices) == {0, 1, 2}
 
 
 async def test_a_text_for_which_there_is_no_place_waits_until_another_one_has_ended(cloud: Client) -> None:

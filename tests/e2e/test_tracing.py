@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 PROMPT = "def unlikely_name_of_a_function(a, b):"
 TOKEN, PASSWORD = "token-nobody-shall-see", "password-nobody-shall-see"
-REDIS_LOOKUP, REDIS_RECORD = "FCALL_RO outrider_lookup_3", "FCALL outrider_record_3"
+REDIS_LOOKUP, REDIS_RECORD = "FCALL_RO outrider_lookup_4", "FCALL outrider_record_4"
 OPTIONS = {"max_tokens": 48, "method": "double", "temperature": 0.7, "seed": 7, "ignore_eos": True}
 INTERNAL, SERVER, CLIENT = 1, 2, 3
 

@@ -237,8 +237,8 @@ async def test_functions_that_answer_nonsense_are_replaced_and_no_call_is_to_bla
 ) -> None:
     served = await serve(own_redis.url)
     named = pb.Scope(tokenizer_hash=scope.tokenizer_hash, session_id="s")
-    names = ("outrider_lookup_3", "outrider_record_3", "outrider_end_session_3", "outrider_switch_prior_3")
-    lying = "#!lua name=outrider_ngrams_3\nlocal function lie() " + lie + " end\n"
+    names = ("outrider_lookup_4", "outrider_record_4", "outrider_end_session_4", "outrider_switch_prior_4")
+    lying = "#!lua name=outrider_ngrams_4\nlocal function lie() " + lie + " end\n"
     for name in names:
         flags = "flags = {'no-writes'}" if "lookup" in name else "flags = {}"
         lying += f"redis.register_function{{function_name = '{name}', callback = lie, {flags}}}\n"

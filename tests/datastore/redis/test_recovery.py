@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 from redis.asyncio import Redis
 
 from outrider.core.params import RetrievalScope
+from outrider.datastore.redis import layout
 from outrider.datastore.types import Limits, Rejection, StoreFull, StoreUnavailable
 from outrider.v1 import datastore_pb2 as pb
 from outrider_cli.local.redis import free_port
-from tests.support.datastores import hung, load, look_up, query, refusal
+from tests.support.datastores import hung, load, look_up, query, refusal, restart
 
 RECOVERY_S = 2.0
 LIMITS = Limits(3, 4)
@@ -55,9 +58,45 @@ async def test_functions_that_were_deleted_are_loaded_again(own_redis, open_stor
 async def test_functions_of_another_release_are_replaced(own_redis, open_store, scope):
     async with Redis.from_url(own_redis.url) as redis:
         await redis.function_load(
-            "#!lua name=outrider_ngrams_3\nredis.register_function('outrider_record_3', function() return {7, 0} end)"
+            "#!lua name=outrider_ngrams_4\nredis.register_function('outrider_record_4', function() return {7, 0} end)"
         )
     assert await open_store(own_redis.url).record(scope, 0, [1, 2], []) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+async def test_a_record_of_which_a_crash_left_a_part_in_the_file_is_stored_once(own_redis, open_store, scope, part):
+    scope = replace(scope, retrieval_scope=RetrievalScope.TENANT, contribute=True)
+    restart(own_redis, "--appendonly", "yes", "--appendfsync", "always")
+    tokens = list(range(100, 160))
+    store = open_store(own_redis.url)
+    await store.record(scope, 0, tokens[:20], [])
+    log = await log_of(own_redis.url)
+    whole = log.stat().st_size
+    await store.record(scope, 20, tokens[20:40], [])
+    own_redis.kill()
+    os.truncate(log, whole + int(part * (log.stat().st_size - whole)))
+    own_redis.start()
+    store = open_store(own_redis.url)
+    for end in (40, 60):  # the first time, what the killed Redis had not kept
+        assert await store.record(scope, 20, tokens[20:end], []) == end
+    own_redis.kill()
+    own_redis.start()
+    async with Redis.from_url(own_redis.url) as redis:
+        assert layout.unpack(await redis.get(layout.session_keys(scope).tokens)).tolist() == tokens
+        runs = [entry[b"tokens"] for _, entry in await redis.xrange(layout.shared_keys(scope).changes)]
+    assert layout.unpack(b"".join(runs)).tolist() == tokens
+    found = (await open_store(own_redis.url).lookup(scope, [tokens[18:21]], LIMITS)).continuations[0]
+    assert found.token_ids == tuple(tokens[21:25])
+    assert found.counts == (1, 1, 1, 1)
+
+
+async def log_of(url: str) -> Path:
+    """Returns the append-only file that is being written."""
+    async with Redis.from_url(url) as redis:
+        config = await redis.config_get("dir", "appenddirname")
+    [log] = (Path(config["dir"]) / config["appenddirname"]).glob("*.incr.aof")
+    return log
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ from outrider.datastore.types import CorpusId, Scope
 
 ROOT = "outrider:2:"
 CORPORA = ROOT + "corpora"
-LIBRARY = "outrider_ngrams_3"
+LIBRARY = "outrider_ngrams_4"
 
 # Redis serves no other caller during a command or a Function call: these limits bound its duration.
 TOKENS_PER_CALL = 64
@@ -149,9 +149,9 @@ def corpus_of(entry: bytes) -> CorpusId:
 # Called to find out whether lookups and records work: the second counts as a write, and writes nothing.
 CHECK = ROOT + "check"
 """A key that never exists."""
-LOOKUP_CHECK = ("FCALL_RO", "outrider_lookup_3", 2, CHECK, CHECK, "00", 1, 1, 1, "00")
+LOOKUP_CHECK = ("FCALL_RO", "outrider_lookup_4", 2, CHECK, CHECK, "00", 1, 1, 1, "00")
 LOOKUP_CHECK_REPLY = [b""]
-RECORD_CHECK = ("FCALL", "outrider_end_session_3", 3, CHECK, CHECK, CHECK, 0)
+RECORD_CHECK = ("FCALL", "outrider_end_session_4", 3, CHECK, CHECK, CHECK, 0)
 RECORD_CHECK_REPLY = 0
 
 

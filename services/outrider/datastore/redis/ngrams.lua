@@ -1,10 +1,14 @@
-#!lua name=outrider_ngrams_3
+#!lua name=outrider_ngrams_4
 -- The Functions that keep the tiers inside Redis. layout.py has the keys, fields and values;
 -- outrider.core.retrieval.tiers.LocalTiers defines what a lookup finds, and the tests compare the two.
 --
 -- A Function is one command: Redis answers nobody else while it runs. Every loop here is bounded by its arguments,
 -- which store.py cuts to size, or by a constant below. All keys that a Function uses are given to it as KEYS, as a
 -- cluster demands. Chance (HRANDFIELD) is no harm: the log and the replicas of Redis get the writes, not the call.
+--
+-- Writes say what a value becomes, not what is added to it. A Redis that is killed while it writes its append-only file
+-- may leave half a call there. The next start ignores that half but does not remove it, and a later start runs it
+-- together with the call after it, which is often the same call, sent again.
 --
 -- The library is replaced by name: whoever changes what a Function does, its arguments or its reply changes the number
 -- in the names, here and in layout.py, so that servers of two versions can share a Redis.
@@ -152,7 +156,7 @@ local function record(keys, args)
   if base > stored then
     return {stored / 4, 0}
   end
-  local size = base + #tokens
+  local size, new = base + #tokens, nil
   if #tokens > 0 and size <= stored then
     return {stored / 4, 1}  -- a request that was sent again after its answer was lost
   end
@@ -163,18 +167,16 @@ local function record(keys, args)
     local added = tokens:sub(stored - base + 1)
     local context = stored > 0 and redis.call('GETRANGE', keys[1], math.max(0, stored - 4 * max_match_len), -1) or ''
     local stream = context .. added
-    redis.call('APPEND', keys[1], added)
+    redis.call('SETRANGE', keys[1], stored, added)
     if stored < max_len then
       learn(keys[2], stream:sub(1, #context + max_len - stored), #context + 1, max_match_len, max_followers)
     end
     if keys[4] then
       learn(keys[4], stream, #context + 1, max_match_len, max_followers)
       evict(keys[4], tonumber(args[8]))
-      redis.call('XADD', keys[5], 'MAXLEN', '~', args[9], '*', 'context', context, 'tokens', added)
       redis.call('EXPIRE', keys[4], args[7])
-      redis.call('EXPIRE', keys[5], args[7])
     end
-    stored = size
+    stored, new = size, {context, added}
   end
   if stored <= max_len and redis.call('HLEN', keys[3]) <= max_len then  -- four fields a token are plenty
     for i = 10, #args, 2 do
@@ -184,6 +186,10 @@ local function record(keys, args)
   end
   for i = 1, 3 do
     redis.call('EXPIRE', keys[i], args[5])
+  end
+  if new and keys[4] then  -- last: the one write that adds
+    redis.call('XADD', keys[5], 'MAXLEN', '~', args[9], '*', 'context', new[1], 'tokens', new[2])
+    redis.call('EXPIRE', keys[5], args[7])
   end
   return {stored / 4, 0}
 end
@@ -249,9 +255,9 @@ local function delete_prior(keys, args)
   return 1
 end
 
-redis.register_function{function_name = 'outrider_lookup_3', callback = lookup, flags = {'no-writes'}}
-redis.register_function('outrider_record_3', record)
-redis.register_function('outrider_switch_prior_3', switch_prior)
+redis.register_function{function_name = 'outrider_lookup_4', callback = lookup, flags = {'no-writes'}}
+redis.register_function('outrider_record_4', record)
+redis.register_function('outrider_switch_prior_4', switch_prior)
 -- These two make room: they must work when there is none.
-redis.register_function{function_name = 'outrider_end_session_3', callback = end_session, flags = {'allow-oom'}}
-redis.register_function{function_name = 'outrider_delete_prior_3', callback = delete_prior, flags = {'allow-oom'}}
+redis.register_function{function_name = 'outrider_end_session_4', callback = end_session, flags = {'allow-oom'}}
+redis.register_function{function_name = 'outrider_delete_prior_4', callback = delete_prior, flags = {'allow-oom'}}

@@ -166,7 +166,7 @@ class RedisStore:
         entry_tokens = min(layout.RING_ENTRY_TOKENS, settings.ring_capacity)
         ring = (settings.ring_capacity, entry_tokens, settings.shared_ttl_s)
         with self._client.errors_translated():
-            found = await self._client.call("FCALL", "outrider_end_session_3", len(keys), *keys, base_len, *ring)
+            found = await self._client.call("FCALL", "outrider_end_session_4", len(keys), *keys, base_len, *ring)
             return layout.position_from(found)
 
     @property
@@ -207,7 +207,7 @@ class RedisStore:
             keys = (loading, loading + ":documents", *layout.prior_keys(corpus))
             num_tokens, version = sum(map(len, documents)), uuid.uuid4().hex
             numbers = (table.num_ngrams, num_tokens, version, layout.NUM_PRIOR_CHANGES)
-            switch = ("FCALL", "outrider_switch_prior_3", len(keys), *keys, *numbers)
+            switch = ("FCALL", "outrider_switch_prior_4", len(keys), *keys, *numbers)
             # In one transaction: the index may name a prior that does not exist, but must never lack one that does, and
             # a deletion could come in between. Not in the Function itself, whose keys must share a slot.
             add = ("SADD", layout.CORPORA, layout.corpus_entry(corpus))
@@ -226,7 +226,7 @@ class RedisStore:
         """Deletes a prior. Raises CorpusNotFound."""
         keys = layout.prior_keys(corpus)
         ttl_s = self._settings.shared_ttl_s
-        delete = ("FCALL", "outrider_delete_prior_3", len(keys), *keys, ttl_s)
+        delete = ("FCALL", "outrider_delete_prior_4", len(keys), *keys, ttl_s)
         # In this order: a prior that is loaded in between is deleted as well. After the Function, it would lose only
         # its entry. Not as a transaction, which a full Redis refuses.
         with self._client.errors_translated():
@@ -342,7 +342,7 @@ def _record_head(scope: Scope) -> tuple[str | int, ...]:
     keys: tuple[str, ...] = layout.session_keys(scope)
     if scope.contribute and (shared := layout.shared_keys(scope)):
         keys = (*keys, shared.ngrams, shared.changes)
-    return ("FCALL", "outrider_record_3", len(keys), *keys)
+    return ("FCALL", "outrider_record_4", len(keys), *keys)
 
 
 @lru_cache(4096)
@@ -363,7 +363,7 @@ def _lookup_head(scope: Scope, limits: Limits, longest: int) -> Command:
         tiers.append(Source.REJECTED)
     digits = "".join(str(tier.value if tier in limits.tiers else 0) for tier in tiers)
     lengths = (limits.max_match_len, longest, limits.max_continuation_len)
-    return ("FCALL_RO", "outrider_lookup_3", len(keys), *keys, digits, *lengths, FANOUT_DIGITS)
+    return ("FCALL_RO", "outrider_lookup_4", len(keys), *keys, digits, *lengths, FANOUT_DIGITS)
 
 
 def _store_commands(loading: str, table: PriorTable) -> Iterator[tuple[list[Command], int]]:

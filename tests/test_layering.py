@@ -4,7 +4,7 @@ core  <-  models  <-  {verifier, speculator}
 core, telemetry  <-  wire  <-  security  <-  {peers, server}  <-  {verifier, speculator, datastore}  <-  nobody
 speculator  <-  edge: an edge is a speculator that dials the verifier instead of being dialled
 speculator  <-  two files of the verifier, for a draft model in its own process
-core, wire, security, telemetry  <-  outrider_client  <-  outrider_cli  <-  outrider_bench
+core, wire, security, telemetry  <-  outrider_client  <-  outrider_cli  <-  outrider_bench  <-  outrider_draft
 edge  <-  outrider_client.edge alone, which runs one in the application's process
 outrider_client, server  <-  outrider_gateway: a client of the verifier that serves HTTP
 outrider_gateway.tools.calls  <-  outrider_cli: the names of the formats in which models write calls
@@ -58,9 +58,9 @@ IMPURE = {"asyncio", "datetime", "logging", "os", "random", "socket", "subproces
 """Modules that would give core a clock, a thread, a file or randomness of its own."""
 
 HOMES = {
-    "torch": ("services/outrider/models/", "clients/outrider_bench/workers/"),
-    "transformers": ("services/outrider/models/", "clients/outrider_bench/workers/"),
-    "safetensors": ("services/outrider/models/",),
+    "torch": ("services/outrider/models/", "clients/outrider_bench/workers/", "clients/outrider_draft/"),
+    "transformers": ("services/outrider/models/", "clients/outrider_bench/workers/", "clients/outrider_draft/"),
+    "safetensors": ("services/outrider/models/", "clients/outrider_draft/"),
     "tokenizers": ("services/outrider/models/",),
     "huggingface_hub": ("services/outrider/models/",),
     "llguidance": ("services/outrider/models/structure.py",),
@@ -74,8 +74,8 @@ HOMES = {
         "services/outrider/telemetry/tracing.py",
         "services/outrider/server/export.py",
     ),
-    "typer": ("clients/outrider_cli/", "clients/outrider_bench/"),
-    "gguf": ("clients/outrider_bench/workers/",),
+    "typer": ("clients/outrider_cli/", "clients/outrider_bench/", "clients/outrider_draft/"),
+    "gguf": ("services/outrider/models/", "clients/outrider_bench/workers/"),
 }
 """Third-party package -> the only places that may import it."""
 
@@ -198,8 +198,9 @@ def test_commands_stand_on_the_client() -> None:
     for path in files(CLI):
         wrong = own_packages(path) - CLIENT_IMPORTS
         assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
-        # `outrider bench` is imported on demand, by the one file that holds all commands.
-        allowed = {"outrider_client", "outrider_cli"} | ({"outrider_bench"} if path == CLI / "app.py" else set())
+        # `outrider bench` and `outrider draft` are imported on demand, by the one file that holds all commands.
+        on_demand = {"outrider_bench", "outrider_draft"} if path == CLI / "app.py" else set()
+        allowed = {"outrider_client", "outrider_cli"} | on_demand
         of_calls = {"outrider_gateway"} - {
             name.partition(".")[0] for name in imports_of(path) if name != "outrider_gateway.tools.calls"
         }

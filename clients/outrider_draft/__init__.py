@@ -1,0 +1,1 @@
+"""Makes a draft model for a target: `outrider draft`."""

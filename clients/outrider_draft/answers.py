@@ -1,0 +1,147 @@
+"""A folder of a target's answers: token ids, and the target's best log-probabilities for each token of an answer.
+
+`data.json` says whose answers they are. Each `answers-*.safetensors` holds some documents, and appears when it is
+complete: an interrupted run loses only what is not in a file yet, and a later one adds to the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
+
+HEADER = "data.json"
+SHARDS = "answers-*.safetensors"
+TOKENS_PER_SHARD = 1 << 17
+"""Tokens after which a file is written: some minutes of sampling on two cores."""
+
+
+class BadAnswers(Exception):
+    """A folder holds no answers, or others than are wanted. The message is one line and names the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Says whose answers a folder holds."""
+
+    model: str
+    """Name of the target."""
+    tokenizer_hash: str
+    vocab_size: int
+    num_top: int
+    """Log-probabilities of a token: those of the tokens that the target held most likely."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """One conversation, of which the target wrote the end."""
+
+    token_ids: npt.NDArray[np.int32]
+    """The whole conversation, [num_tokens]."""
+    first: int
+    """Position of the first token that the target wrote."""
+    top_ids: npt.NDArray[np.int32]
+    """The most likely tokens at each position from `first` on, the likeliest first, [num_tokens - first, num_top]."""
+    top_logprobs: npt.NDArray[np.float16]
+    """Their log-probabilities in nats, at temperature 1, [num_tokens - first, num_top]."""
+
+
+class AnswersWriter:
+    """Adds documents to a folder. `close` writes what is left; without it the last, incomplete file is lost."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        """Makes the folder, or goes on in one. Raises BadAnswers if it holds the answers of another target."""
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / HEADER).is_file():
+            if (found := read_header(folder)) != header:
+                raise BadAnswers(f"{folder} holds answers of {found.model} that differ from those of {header.model}")
+        else:
+            _write_whole(folder / HEADER, json.dumps(asdict(header), indent=2).encode() + b"\n")
+        self._pending: list[Document] = []
+        self._num_pending_tokens = 0
+
+    def add(self, document: Document) -> None:
+        """Adds a document; may write a file. Raises OSError; then nothing is lost, and `close` may be tried again."""
+        self._pending.append(document)
+        self._num_pending_tokens += len(document.token_ids)
+        if self._num_pending_tokens >= TOKENS_PER_SHARD:
+            self.close()
+
+    def close(self) -> None:
+        """Writes what is not in a file yet. Raises OSError."""
+        if not self._pending:
+            return
+        arrays = {
+            "token_ids": np.concatenate([each.token_ids for each in self._pending]),
+            "lengths": np.array([len(each.token_ids) for each in self._pending], np.int64),
+            "firsts": np.array([each.first for each in self._pending], np.int64),
+            "top_ids": np.concatenate([each.top_ids for each in self._pending]),
+            "top_logprobs": np.concatenate([each.top_logprobs for each in self._pending]),
+        }
+        number = 1 + max((int(path.stem.rpartition("-")[2]) for path in self._folder.glob(SHARDS)), default=-1)
+        path = self._folder / f"answers-{number:06}.safetensors"
+        partial = path.with_suffix(".partial")
+        try:
+            save_file(arrays, partial)
+            partial.rename(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        self._pending.clear()
+        self._num_pending_tokens = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Holds all documents of a folder, in the order in which they were written."""
+
+    header: Header
+    documents: Sequence[Document]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the target wrote."""
+        return sum(len(document.top_ids) for document in self.documents)
+
+
+def read_answers(folder: Path) -> Answers:
+    """Reads a whole folder into memory. Raises BadAnswers."""
+    documents = [document for path in sorted(folder.glob(SHARDS)) for document in _read_shard(path)]
+    if not documents:
+        raise BadAnswers(f"{folder} holds no answers yet")
+    return Answers(read_header(folder), documents)
+
+
+def read_header(folder: Path) -> Header:
+    """Reads whose answers a folder holds. Raises BadAnswers."""
+    try:
+        return Header(**json.loads((folder / HEADER).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise BadAnswers(f"{folder} holds no answers: it has no {HEADER}") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise BadAnswers(f"{folder}: {HEADER} cannot be read: {error}") from error
+
+
+def _read_shard(path: Path) -> Iterator[Document]:
+    try:
+        arrays = load_file(path)
+        token_ids, top_ids, top_logprobs = (arrays[name] for name in ("token_ids", "top_ids", "top_logprobs"))
+        start = row = 0
+        for length, first in zip(arrays["lengths"].tolist(), arrays["firsts"].tolist(), strict=True):
+            rows = slice(row, row + length - first)
+            yield Document(token_ids[start : start + length], first, top_ids[rows], top_logprobs[rows])
+            start, row = start + length, rows.stop
+    except Exception as error:  # safetensors raises its own for a file that is cut off
+        raise BadAnswers(f"{path} cannot be read: {error}") from error
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -136,6 +136,29 @@ async def test_garbage_drafts_give_the_same_text(stub: Any, verifier: RunningVer
     assert await verifier.is_idle()
 
 
+async def test_a_draft_that_crosses_the_end_hides_nothing(stub: Any, verifier: RunningVerifier) -> None:
+    call = stub.Collaborate()
+    opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_SPECULATIVE))
+    await call.write(verifier_pb2.CollaborateRequest(open=opening))
+    while (await call.read()).WhichOneof("event") != "finished":
+        pass
+    await call.write(verifier_pb2.CollaborateRequest(draft=types_pb2.Draft(token_ids=[5], parent_offsets=[0])))
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+    assert await verifier.is_idle()
+
+
+async def test_a_caller_that_never_half_closes_is_not_waited_for_for_long(stub: Any, verifier: RunningVerifier) -> None:
+    call = stub.Collaborate()
+    opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_SPECULATIVE))
+    await call.write(verifier_pb2.CollaborateRequest(open=opening))
+    async with asyncio.timeout(20.0):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    assert await call.code() is grpc.StatusCode.OK
+
+
 async def test_a_caller_that_half_closes_gets_the_rest_without_drafts(stub: Any, verifier: RunningVerifier) -> None:
     opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
     responses = [r async for r in stub.Collaborate(iter([verifier_pb2.CollaborateRequest(open=opening)]))]

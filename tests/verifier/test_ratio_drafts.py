@@ -47,12 +47,11 @@ async def collaborate(
         num_prompt_tokens = 0
         async for response in call:
             if response.WhichOneof("event") == "finished":
+                await call.done_writing()
                 return output, response.finished
             num_prompt_tokens = num_prompt_tokens or response.started.num_prompt_tokens
             output += response.chunk.token_ids
-            # The target itself adds the last token: the session ends without waiting for another draft.
-            if len(output) < NUM_TOKENS - 1:
-                await call.write(verifier_pb2.CollaborateRequest(draft=draft(num_prompt_tokens, output)))
+            await call.write(verifier_pb2.CollaborateRequest(draft=draft(num_prompt_tokens, output)))
         raise AssertionError("the stream ended without Finished")
 
 

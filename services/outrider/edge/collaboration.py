@@ -136,6 +136,7 @@ class Collaboration:
             case "chunk":
                 return verifier_pb2.GenerateResponse(chunk=response.chunk)
             case "finished":
+                self.close()  # the verifier waits for the end of our stream
                 return verifier_pb2.GenerateResponse(finished=response.finished)
             case "waiting":
                 return verifier_pb2.GenerateResponse(waiting=response.waiting)

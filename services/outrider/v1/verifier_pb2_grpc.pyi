@@ -70,6 +70,7 @@ class VerifierServiceStub:
       5. verifier -> Chunk                       whenever tokens were committed
       6. verifier -> Steering                    whenever there is news: times measured, another way of METHOD_AUTO
       7. verifier -> Finished; drafts that arrive later are ignored
+      8. caller   -> half-close; the call ends then, or a second after Finished
     The caller may half-close at any time: the generation goes on without drafts. `request.speculation.method` must be a method
     with a draft model: the caller is that model.
 
@@ -138,6 +139,7 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
       5. verifier -> Chunk                       whenever tokens were committed
       6. verifier -> Steering                    whenever there is news: times measured, another way of METHOD_AUTO
       7. verifier -> Finished; drafts that arrive later are ignored
+      8. caller   -> half-close; the call ends then, or a second after Finished
     The caller may half-close at any time: the generation goes on without drafts. `request.speculation.method` must be a method
     with a draft model: the caller is that model.
 
@@ -215,6 +217,7 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
           5. verifier -> Chunk                       whenever tokens were committed
           6. verifier -> Steering                    whenever there is news: times measured, another way of METHOD_AUTO
           7. verifier -> Finished; drafts that arrive later are ignored
+          8. caller   -> half-close; the call ends then, or a second after Finished
         The caller may half-close at any time: the generation goes on without drafts. `request.speculation.method` must be a method
         with a draft model: the caller is that model.
 

@@ -60,6 +60,8 @@ COMPILE_TIMEOUT_S = 5.0
 for a thread."""
 NUM_THREADS = 2
 """Threads of each lane: they share the cores with the forwards, which go first."""
+HALF_CLOSE_S = 1.0
+"""Time that a caller of Collaborate has to half-close after Finished."""
 
 _Result = TypeVar("_Result")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -198,7 +200,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 (spec,) = (spec for spec in specs if spec is not None)
                 with self._places(1), self._generation(spec, serving, None, brings_drafts=True) as generation:
                     observer = SessionObserver(generation, serving.model, call, quota, self.counts)
-                    await self._collaborate(generation, serving, observer, opening, requests, context)
+                    reader = await self._collaborate(generation, serving, observer, opening, requests, context)
+            # A draft that is being written when the call ends would hide from its caller how it has ended.
+            await asyncio.wait([reader], timeout=HALF_CLOSE_S)
+            reader.cancel()  # a caller may keep its side open indefinitely
 
     async def _collaborate(
         self,
@@ -208,7 +213,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         opening: verifier_pb2.CollaborateOpen,
         requests: AsyncIterator[verifier_pb2.CollaborateRequest],
         context: Context,
-    ) -> None:
+    ) -> asyncio.Task[None]:
+        """Runs the generation to its end. Returns the task that reads what the caller still sends."""
         limit = DraftLimit(self._max_draft_nodes_per_s, generation.spec.session_id)
         drafts = CallerDrafts(generation, limit, (generation.traffic, self.counts.caller_traffic))
         drafts.count_received(opening)
@@ -223,8 +229,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             shows_prompt = opening.wants_prompt_token_ids
             load = partial(self._load, serving)
             await _stream(generation, serving, observer, send, load, drafts, shows_prompt=shows_prompt)
-        finally:
-            reader.cancel()  # a caller may keep its side open indefinitely
+        except BaseException:
+            reader.cancel()
+            raise
+        return reader
 
     def _quota(self, context: Context) -> AbstractContextManager[TenantQuota]:
         """Returns a context around a request of the caller, which yields the quota that its tokens are charged to. An

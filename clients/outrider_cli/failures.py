@@ -31,7 +31,8 @@ _FLAGS = {
     "bad_words": "--bad-word",
     "json": "--json-schema",
     "scope": "--retrieval-scope",
-    "retrieval_params": "--retrieval-scope, --contribute or --sources",
+    "remote": "--retrieval-remote",
+    "retrieval_params": "--retrieval-scope, --contribute, --sources or --retrieval-remote",
 }
 """Flags that are not named like their options, or like their fields on the wire."""
 

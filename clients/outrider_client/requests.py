@@ -117,6 +117,8 @@ class GenerateOptions(ChatOptions, total=False):
     sources: Sequence[Source | str] | None
     """Looks continuations up in these, the preferred first: "recycled", "pool", "prior", "dynamic", "shared",
     "rejected", "ring". Unset: the last five, which are the datastore's tiers."""
+    retrieval_remote: bool | None
+    """Asks the datastore for all of its tiers, in place of the copies that verifier and speculator hold."""
     rows: Rows | str | None
     """Spends the rows of a target forward on one path ("chain") or on the best sub-tree ("tree")."""
     max_rows: int | None
@@ -166,7 +168,12 @@ class GenerateOptions(ChatOptions, total=False):
 
 
 _SPECULATION = types_pb2.SpeculationParams.DESCRIPTOR
-RETRIEVAL_FIELDS = {"retrieval_scope": "scope", "contribute": "contribute", "sources": "sources"}
+RETRIEVAL_FIELDS = {
+    "retrieval_scope": "scope",
+    "contribute": "contribute",
+    "sources": "sources",
+    "retrieval_remote": "remote",
+}
 """Options that are fields of `RetrievalParams`, by their names there."""
 
 METHOD_MESSAGES: dict[str, type[Message]] = {

@@ -126,6 +126,7 @@ _RENAMED = (
     ("prompt.text", "prompt"),
     ("prompt.token_ids", "prompt"),
     ("speculation.retrieval_params.scope", "speculation.retrieval_scope"),
+    ("speculation.retrieval_params.remote", "speculation.retrieval_remote"),
     ("speculation.retrieval_params.", "speculation."),
     ("sampling.", ""),
     ("report.", ""),

@@ -256,6 +256,7 @@ class SpeculationOptions(Parameters):
     retrieval_scope: str | None = None
     contribute: bool | None = None
     sources: list[str] | None = None
+    retrieval_remote: bool | None = None
     rows: str | None = None
     max_rows: Int32 | None = None
     acceptance_rule: str | None = None

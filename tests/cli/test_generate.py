@@ -37,9 +37,11 @@ def test_every_parameter_of_the_protocol_has_a_flag() -> None:
                 continue
             name = field.name.removesuffix("s") if field.is_repeated else field.name
             assert f"--{name.replace('_', '-')}" in text
-    assert [field.name for field in types_pb2.RetrievalParams.DESCRIPTOR.fields] == ["scope", "contribute", "sources"]
+    fields = [field.name for field in types_pb2.RetrievalParams.DESCRIPTOR.fields]
+    assert fields == ["scope", "contribute", "sources", "remote"]
     assert "--retrieval-scope" in text
     assert "--contribute" in text
+    assert "--retrieval-remote" in text
 
 
 def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVerifier) -> None:
@@ -104,9 +106,10 @@ def test_every_parameter_of_a_method_arrives_in_its_field(verifier: FakeVerifier
 
 
 def test_sources_are_named_with_commas_between_them(verifier: FakeVerifier) -> None:
-    flags = ["--method", "retrieval", "--rows", "tree", "--sources", "recycled, pool,prior"]
+    flags = ["--method", "retrieval", "--rows", "tree", "--sources", "recycled, pool,prior", "--retrieval-remote"]
     assert runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags]).exit_code == 0
     speculation = verifier.requests[0].speculation
+    assert speculation.retrieval_params.remote
     assert list(speculation.retrieval_params.sources) == [
         types_pb2.SOURCE_RECYCLED,
         types_pb2.SOURCE_POOL,
@@ -176,7 +179,11 @@ def test_an_error_of_the_server_is_one_line(verifier: FakeVerifier) -> None:
     [
         ("sampling.stop_token_ids[1] must be below 2048", "--stop-token-id[1] must be below 2048"),
         ("speculation.retrieval_params.scope must be unset", "--retrieval-scope must be unset"),
-        ("speculation.retrieval_params must be unset", "--retrieval-scope, --contribute or --sources must be unset"),
+        ("speculation.retrieval_params.remote needs a datastore", "--retrieval-remote needs a datastore"),
+        (
+            "speculation.retrieval_params must be unset",
+            "--retrieval-scope, --contribute, --sources or --retrieval-remote must be unset",
+        ),
         ("speculation.saguaro.bias must be 1", "--method-param bias must be 1"),
         ("prediction must be empty unless speculation.retrieval is true", "unless --retrieval is true"),
         ("structured_outputs.json: no schema", "--json-schema: no schema"),

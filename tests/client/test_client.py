@@ -95,10 +95,12 @@ async def test_how_rows_are_spent_and_what_is_kept_may_be_said(verifier: FakeVer
 
 
 async def test_sources_arrive_in_their_order_by_name_member_or_number(verifier: FakeVerifier, client: Client) -> None:
-    await client.complete("hello", method="retrieval", sources=["pool", Source.RECYCLED, 3], retrieval_scope="tenant")
+    sources = ["pool", Source.RECYCLED, 3]
+    await client.complete("hello", method="retrieval", sources=sources, retrieval_scope="tenant", retrieval_remote=True)
     assert verifier.requests[0].speculation.retrieval_params == types_pb2.RetrievalParams(
         scope=types_pb2.RETRIEVAL_SCOPE_TENANT,
         sources=[types_pb2.SOURCE_POOL, types_pb2.SOURCE_RECYCLED, types_pb2.SOURCE_PRIOR],
+        remote=True,
     )
 
 

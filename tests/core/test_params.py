@@ -71,6 +71,9 @@ def test_a_parameter_outside_its_range_is_refused_by_name(field: str, values: di
         (r"retrieval_params.sources\[1\]", lambda: SpeculationParams(RETRIEVAL, sources=(Source.POOL,) * 2)),
         ("retrieval_params.sources", lambda: SpeculationParams(RETRIEVAL, sources=())),
         ("retrieval_params.sources", lambda: SpeculationParams(DOUBLE, sources=(Source.POOL,))),
+        ("retrieval_params.remote", lambda: SpeculationParams(RETRIEVAL, sources=(Source.POOL,), remote=True)),
+        ("retrieval_params.remote", lambda: SpeculationParams(DOUBLE, remote=True)),
+        ("retrieval_params.remote", lambda: SpeculationParams(SPACELIKE, remote=True)),
         ("rows", lambda: SpeculationParams(SPACELIKE, rows=Rows.TREE)),
     ],
 )

@@ -207,6 +207,59 @@ def test_a_prior_is_built_loaded_used_listed_and_deleted(stack: LocalStack, empt
     assert json.loads(run("list", "--address", stack.address, "--json")) == []
 
 
+def hits_of(stack: LocalStack, tier: Source) -> tuple[int, int, int]:
+    """Contexts that the datastore has looked up, those for which it found something, and those that a tier answered."""
+    assert stack.datastore is not None
+    with open_blocking(stack.datastore.address, None) as channel:
+        info = datastore_pb2_grpc.DatastoreServiceStub(channel).GetInfo(datastore_pb2.DatastoreServiceGetInfoRequest())
+    return info.num_lookups, info.num_hits, sum(each.num_hits for each in info.tiers if each.tier == tier.value)
+
+
+REMOTE_SESSIONS = {
+    Source.PRIOR: {"method": "retrieval"},
+    Source.DYNAMIC: {"method": "retrieval"},
+    # Drafts that do not know the target's noise are often refused, and sometimes what it says later.
+    Source.REJECTED: {"method": "speculative", "retrieval": True, "shared_noise": False, "max_tokens": 160},
+}
+
+
+@pytest.mark.parametrize("tier", REMOTE_SESSIONS, ids=lambda tier: tier.name)
+def test_a_remote_session_keeps_what_the_datastore_finds(stack: LocalStack, empty: redis.Redis, tier: Source) -> None:
+    options = REMOTE_SESSIONS[tier] | {"retrieval_remote": True, "sources": [tier]}
+    before = hits_of(stack, tier)
+    for seed in range(30):
+        length = {"max_tokens": options.get("max_tokens", NUM_TOKENS)}
+        plain = generate(stack.address, seed, method="off", **length)
+        if tier is Source.PRIOR:
+            load_prior(stack, plain)
+        result = generate(stack.address, seed, **options)
+        assert result.token_ids == plain.token_ids
+        kept = accepted(result)
+        assert kept.keys() <= {tier, Source.DRAFT}
+        if tier in kept:
+            break
+    assert kept[tier] > 0
+    assert all(later > earlier for earlier, later in zip(before, hits_of(stack, tier), strict=True))
+
+
+def test_a_remote_session_has_no_copies_to_fall_back_on_and_waits_for_nothing(
+    stack: LocalStack, empty: redis.Redis
+) -> None:
+    assert stack.datastore is not None
+    options = {"seed": 9, "temperature": 0, "max_tokens": 2 * NUM_TOKENS}
+    plain = generate(stack.address, method="off", **options)
+    os.kill(stack.datastore.pid, signal.SIGSTOP)
+    try:
+        assert accepted(generate(stack.address, **options)).keys() == {Source.DYNAMIC}
+        started = time.monotonic()
+        remote = generate(stack.address, retrieval_remote=True, **options)
+        assert time.monotonic() - started < 10
+    finally:
+        os.kill(stack.datastore.pid, signal.SIGCONT)
+    assert remote.token_ids == plain.token_ids
+    assert not accepted(remote)
+
+
 def test_a_hanging_datastore_delays_nothing_and_gets_all_later(stack: LocalStack, empty: redis.Redis) -> None:
     assert stack.datastore is not None
     plain = generate(stack.address, seed=9, method="off")

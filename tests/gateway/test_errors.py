@@ -131,6 +131,7 @@ async def real() -> AsyncIterator[RunningGateway]:
         ("speculation", {"method": "hope"}, "speculation.method"),
         ("speculation", {"methud": "off"}, "speculation.methud"),
         ("speculation", {"method": "off", "retrieval": True}, "speculation.retrieval"),
+        ("speculation", {"method": "auto", "retrieval_remote": True}, "speculation.retrieval_remote"),
         ("speculation", {"num_speculative_tokens": 10**6}, "speculation.num_speculative_tokens"),
         ("speculation_report", ["all"], "speculation_report[0]"),
         ("reasoning_effort", "high", "reasoning_effort"),

@@ -252,6 +252,11 @@ BAD_REQUESTS = {
         Code.FAILED_PRECONDITION,
         "speculation.method spacelike needs a datastore, and this server has none",
     ),
+    "no datastore to ask for every tier": (
+        request(method=types_pb2.METHOD_AUTO, retrieval_params={"remote": True}, allow_fallback=True),
+        Code.FAILED_PRECONDITION,
+        "speculation.retrieval_params.remote needs a datastore, and this server has none",
+    ),
     "wrong, whatever the fallback": (
         request(method=types_pb2.METHOD_CARD, card={"beam_width": 0}, allow_fallback=True),
         Code.INVALID_ARGUMENT,

@@ -104,14 +104,18 @@ def test_a_fallback_looks_where_the_request_says() -> None:
     spec = admitted(PEARL, has_datastore=True, allow_fallback=True, retrieval=True, retrieval_params=asked)
     assert spec.speculation.sources == (Source.POOL, Source.PRIOR)
     assert admitted(PEARL, allow_fallback=True, retrieval=True, retrieval_params=asked).speculation.sources == TIERS
+    remote = admitted(PEARL, has_datastore=True, allow_fallback=True, retrieval=True, retrieval_params={"remote": True})
+    assert (remote.speculation.method, remote.speculation.remote) == (RETRIEVAL, True)
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("sources", [(Source.POOL, Source.RECYCLED), (Source.RECYCLED, Source.RING, Source.PRIOR)])
-def test_what_auto_asks_a_speculator_for_names_the_tiers_alone(sources: tuple[Source, ...]) -> None:
-    asked = {"sources": [source.value for source in sources]}
-    spec = admitted(AUTO, has_speculator=True, retrieval_params=asked)
-    assert spec.speculation.sources == sources
+def test_what_auto_asks_a_speculator_for_names_the_tiers_alone(sources: tuple[Source, ...], is_remote: bool) -> None:
     tiers = tuple(source for source in sources if source in TIERS)
+    is_remote = is_remote and bool(tiers)
+    asked = {"sources": [source.value for source in sources], "remote": is_remote}
+    spec = admitted(AUTO, has_speculator=True, has_datastore=True, retrieval_params=asked)
+    assert (spec.speculation.sources, spec.speculation.remote) == (sources, is_remote)
     for way in strategies_of(spec.speculation):
         if way.method.has_draft_model:
             params = params_of(way, spec.speculation)
@@ -120,7 +124,7 @@ def test_what_auto_asks_a_speculator_for_names_the_tiers_alone(sources: tuple[So
             plan = draft_plan(told)
             assert told.method is way.method
             assert plan == draft_plan(params)
-            assert (plan is not None) == (bool(tiers) and way.retrieval)
+            assert (plan is not None) == (bool(tiers) and way.retrieval and not is_remote)
             assert plan is None or set(plan.sources) == set(tiers)
 
 

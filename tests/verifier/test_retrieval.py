@@ -185,6 +185,15 @@ def test_an_empty_datastore_is_asked_less_and_less() -> None:
     assert set(pauses[4:]) == {MAX_PAUSE}
 
 
+def test_a_remote_session_asks_in_each_round_and_learns_nothing_in_process() -> None:
+    generation = Generation(RETRIEVAL, remote=True)
+    generation.answer()
+    for _ in range(20):
+        assert generation.say(10) == (), "ten follows ten, and no answer was worth anything"
+        assert generation.path == []
+        generation.answer()
+
+
 def test_a_good_answer_ends_the_pause_even_if_it_comes_late() -> None:
     generation = Generation()
     generation.answer()

@@ -114,12 +114,13 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
     own = () if method.parameters is None else (draw(own_params(method.parameters, is_ratio)),)
     takes_turns = any(getattr(each, "serial", False) for each in own)
     retrieves = method.always_retrieves or (not method.is_off and draw(st.booleans()))
-    scope, sources = RetrievalScope.SESSION, TIERS
+    scope, sources, remote = RetrievalScope.SESSION, TIERS, False
     if retrieves:
         scopes = [RetrievalScope.TENANT, RetrievalScope.GLOBAL] if method.needs_datastore else RetrievalScope
         scope = draw(st.sampled_from(scopes))
         if not method.plans:
             sources = tuple(draw(st.lists(st.sampled_from(SOURCES), min_size=1, unique=True)))
+            remote = not set(sources).isdisjoint(TIERS) and draw(st.booleans())
     values: dict[str, Any] = {
         "method": method,
         "num_speculative_tokens": gamma,
@@ -134,6 +135,7 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
         "retrieval_scope": scope,
         "contribute": scope is not RetrievalScope.SESSION and draw(st.booleans()),
         "sources": sources,
+        "remote": remote,
         "own": own,
     }
     try:
@@ -271,6 +273,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for method in (DOUBLE, SPACELIKE)
     ),
     ({"method": PEARL, "retrieval_params": {"sources": [9]}}, "retrieval_params must be unset where nothing"),
+    ({"method": OFF, "retrieval_params": {"remote": True}}, "retrieval_params must be unset where nothing"),
+    ({"method": DOUBLE, "retrieval_params": {"remote": True}}, "remote must be unset or false for method double"),
     ({"method": PEARL, "max_rows": 8}, "max_rows must be unset for rows other than ROWS_TREE, got 8"),
     ({"method": AUTO, "rows": types_pb2.ROWS_CHAIN, "max_rows": 8}, "max_rows must be unset"),
     ({"method": AUTO, "max_rows": 25}, r"max_rows must be in \[1, 24\], this server's limit, got 25"),

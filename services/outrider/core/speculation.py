@@ -273,6 +273,8 @@ class SpeculationParams:
     """True if the other sessions of the scope may retrieve this session's tokens."""
     sources: tuple[Source, ...] = TIERS
     """Sources that are looked up, the preferred first. A method with its own plans has its own sources."""
+    remote: bool = False
+    """True if the datastore is asked for every tier, and no copy in a model service is looked up."""
     own: tuple[MethodParams, ...] = ()
     """Parameters of single methods, see `of`. Default parameters are left out."""
 
@@ -321,6 +323,16 @@ class SpeculationParams:
         without = not self.method.plans or self.sources == TIERS
         rule = f"unset for method {self.method.name}, whose own parameters decide where it looks"
         check(without, field, rule, ", ".join(f"SOURCE_{each.name}" for each in self.sources))
+        field = "speculation.retrieval_params.remote"
+        rule = f"unset or false for method {self.method.name}, which decides itself where it looks"
+        check(not (self.remote and self.method.plans), field, rule, self.remote)
+        has_tier = any(source in TIERS for source in self.sources)
+        check(
+            has_tier or not self.remote,
+            field,
+            "unset or false unless sources name a tier of the datastore",
+            self.remote,
+        )
 
     @property
     def retrieves(self) -> bool:

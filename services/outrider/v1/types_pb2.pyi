@@ -316,14 +316,16 @@ class SequoiaParams(_message.Message):
     def __init__(self, num_nodes: _Optional[int] = ...) -> None: ...
 
 class RetrievalParams(_message.Message):
-    __slots__ = ("scope", "contribute", "sources")
+    __slots__ = ("scope", "contribute", "sources", "remote")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     scope: RetrievalScope
     contribute: bool
     sources: _containers.RepeatedScalarFieldContainer[Source]
-    def __init__(self, scope: _Optional[_Union[RetrievalScope, str]] = ..., contribute: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, str]]] = ...) -> None: ...
+    remote: bool
+    def __init__(self, scope: _Optional[_Union[RetrievalScope, str]] = ..., contribute: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, str]]] = ..., remote: _Optional[bool] = ...) -> None: ...
 
 class SourceCount(_message.Message):
     __slots__ = ("source", "num_tokens")

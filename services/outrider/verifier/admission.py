@@ -319,6 +319,8 @@ def _served(
     Raises InvalidParameter for a method that a caller cannot draft for, FailedPrecondition for a missing peer.
     """
     method = params.method
+    if params.remote and not limits.has_datastore:
+        raise FailedPrecondition("speculation.retrieval_params.remote needs a datastore, and this server has none")
     if brings_drafts:
         names = ", ".join(m.name for m in METHODS.values() if m.has_draft_model)
         check(method.has_draft_model, "speculation.method", f"one with a draft model ({names})", method.name)
@@ -349,6 +351,7 @@ def _fallback(params: SpeculationParams, limits: Limits, *, has_prediction: bool
         retrieval_scope=scope if retrieves else RetrievalScope.SESSION,
         contribute=shares and retrieves,
         sources=params.sources if retrieves else TIERS,
+        remote=params.remote and retrieves,
     )
 
 

@@ -332,4 +332,6 @@ def _tiers(spec: SessionSpec, datastore: DatastorePeer | None, tenant: str | Non
     plan = target_plan(spec.speculation)
     if datastore is None or plan is None or not plan.tiers:
         return None
-    return datastore.tiers(spec.speculation.retrieval_scope, tenant) if plan.is_in_process else NO_COPIES
+    if plan.is_remote or not plan.is_in_process:
+        return NO_COPIES
+    return datastore.tiers(spec.speculation.retrieval_scope, tenant)

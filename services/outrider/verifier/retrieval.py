@@ -300,7 +300,7 @@ class SessionRetrieval:
         self._timings.answer_value.add(value)
         # Time-outs are left out: they tell whether answers come, and this is about their value.
         is_worth = patience_ms(Waiting.WORTH, replace(self._answer_timings(), num_timeouts=0)) > 0
-        self._pause = 0 if is_worth else min(2 * self._pause + 1, MAX_PAUSE)
+        self._pause = 0 if is_worth or self._plan.is_remote else min(2 * self._pause + 1, MAX_PAUSE)
 
     def lose(self) -> None:
         """Stops waiting, as the datastore does not answer."""

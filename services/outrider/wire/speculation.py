@@ -99,6 +99,7 @@ def speculation_from_proto(
         "retrieval_scope": scope,
         "contribute": contribute,
         "sources": _sources_from_proto(message.retrieval_params),
+        "remote": message.retrieval_params.remote,
         "own": () if own is None else (own,),
     }
     if method.is_off or method.is_auto:
@@ -218,6 +219,8 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
         # Left out if it is the default, which every server knows.
         if params.sources != TIERS:
             message.retrieval_params.sources.extend(cast(types_pb2.Source, source.value) for source in params.sources)
+        if params.remote:
+            message.retrieval_params.remote = True
     _own_to_proto(params, message)
     return message
 

@@ -88,6 +88,13 @@ def test_spacelike_asks_the_ring_alone_and_looks_ahead() -> None:
     assert not plan.is_in_process
 
 
+def test_a_remote_session_looks_no_tier_up_in_process_and_its_drafts_wait_for_none() -> None:
+    for method in (PEARL, RETRIEVAL):
+        params = SpeculationParams(method, retrieval=True, remote=True)
+        assert target_plan(params) == RetrievalPlan(is_remote=True, looks_ahead=True)
+        assert draft_plan(params) is None
+
+
 @pytest.mark.parametrize("method", [PEARL, DOUBLE])
 def test_guesses_know_the_target_s_noise_only_where_they_may(method: Method) -> None:
     for rule in AcceptanceRule:

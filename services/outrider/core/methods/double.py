@@ -86,8 +86,10 @@ def _as_chosen(params: SpeculationParams) -> SpeculationParams:
     """Returns the parameters of a session that names sources, with tiers in their place."""
     double, tiers = params.of(DoubleParams), tuple(source for source in params.sources if source in TIERS)
     # Without a tier the draft model has nothing to verify: phrases come only from tiers.
-    double = replace(double, tiers=tiers or TIERS, draft_retrieval=double.draft_retrieval and bool(tiers))
-    return replace(params.with_own(double), sources=TIERS)
+    # Nor from the datastore, whose answers it cannot wait for.
+    has_phrases = double.draft_retrieval and bool(tiers) and not params.remote
+    double = replace(double, tiers=tiers or TIERS, draft_retrieval=has_phrases)
+    return replace(params.with_own(double), sources=TIERS, remote=False)
 
 
 METHOD = Method(

@@ -42,6 +42,8 @@ class RetrievalPlan:
     have their greatest length."""
     is_ranked_by_noise: bool = True
     """Ranks tokens that followed the same n-gram with the target's noise."""
+    is_remote: bool = False
+    """True if no tier is looked up in process: the datastore is asked for all of them, whatever answers are worth."""
     looks_ahead: bool = False
     """True if the datastore is asked what follows a continuation before that continuation is used up."""
     has_branches: bool = False
@@ -55,7 +57,8 @@ class RetrievalPlan:
 
     @cached_property
     def is_in_process(self) -> bool:
-        """True if anything is looked up without the datastore."""
+        """True if anything may be looked up without the datastore. For a remote plan that is a predicted text, and the
+        verifier's own sources."""
         return set(self.sources) != {Source.RING}
 
     @cached_property

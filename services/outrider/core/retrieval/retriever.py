@@ -92,7 +92,7 @@ class Retriever:
         self._num_prompt_tokens = num_prompt_tokens
         self._calibration = calibration
         self._source = source
-        self._searched = plan.tiers
+        self._searched = () if plan.is_remote else plan.tiers
         order = (Source.PREDICTION, *self._searched) if prediction else self._searched
         self._tiers, self._has_prediction = LocalTiers(plan.max_match_len, order=order), bool(prediction)
         # As if it followed the prompt: the output's first tokens are found in it, too.

@@ -15,7 +15,7 @@ def target_plan(params: SpeculationParams) -> RetrievalPlan | None:
         return _as_asked(params.method.plans[0](params), params)
     if not params.retrieves:
         return None
-    plan = RetrievalPlan(sources=params.sources)
+    plan = RetrievalPlan(sources=params.sources, is_remote=params.remote, looks_ahead=params.remote)
     # Next to a draft model the tiers continue its best path, as they always have.
     has_branches = params.rows is Rows.TREE and (not params.method.has_draft_model or plan.has_own_sources)
     return _as_asked(replace(plan, has_branches=has_branches), params)
@@ -25,7 +25,8 @@ def draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
     """Returns the speculator's plan. None means that it looks nothing up."""
     if params.method.plans:
         return _as_asked(params.method.plans[1](params), params)
-    if not params.method.has_draft_model or not params.retrieves:
+    # A draft forward does not wait for an answer of the datastore.
+    if not params.method.has_draft_model or not params.retrieves or params.remote:
         return None
     tiers = RetrievalPlan(sources=params.sources).tiers
     return _as_asked(RetrievalPlan(sources=tiers), params) if tiers else None

@@ -246,8 +246,9 @@ def test_a_remote_session_has_no_copies_to_fall_back_on_and_waits_for_nothing(
     stack: LocalStack, empty: redis.Redis
 ) -> None:
     assert stack.datastore is not None
-    options = {"seed": 9, "temperature": 0, "max_tokens": 2 * NUM_TOKENS}
+    options = {"temperature": 0, "max_tokens": 2 * NUM_TOKENS}
     plain = generate(stack.address, method="off", **options)
+    options["sources"] = [Source.DYNAMIC]
     os.kill(stack.datastore.pid, signal.SIGSTOP)
     try:
         assert accepted(generate(stack.address, **options)).keys() == {Source.DYNAMIC}

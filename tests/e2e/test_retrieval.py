@@ -208,7 +208,7 @@ def test_a_prior_is_built_loaded_used_listed_and_deleted(stack: LocalStack, empt
 
 
 def hits_of(stack: LocalStack, tier: Source) -> tuple[int, int, int]:
-    """Contexts that the datastore has looked up, those for which it found something, and those that a tier answered."""
+    """Returns how many contexts the datastore has looked up, how many it knew, and how many this tier answered."""
     assert stack.datastore is not None
     with open_blocking(stack.datastore.address, None) as channel:
         info = datastore_pb2_grpc.DatastoreServiceStub(channel).GetInfo(datastore_pb2.DatastoreServiceGetInfoRequest())
@@ -219,20 +219,20 @@ REMOTE_SESSIONS = {
     Source.PRIOR: {"method": "retrieval"},
     Source.DYNAMIC: {"method": "retrieval"},
     # Drafts that do not know the target's noise are often refused, and sometimes what it says later.
-    Source.REJECTED: {"method": "speculative", "retrieval": True, "shared_noise": False, "max_tokens": 160},
+    Source.REJECTED: {"method": "speculative", "retrieval": True, "shared_noise": False},
 }
 
 
 @pytest.mark.parametrize("tier", REMOTE_SESSIONS, ids=lambda tier: tier.name)
 def test_a_remote_session_keeps_what_the_datastore_finds(stack: LocalStack, empty: redis.Redis, tier: Source) -> None:
     options = REMOTE_SESSIONS[tier] | {"retrieval_remote": True, "sources": [tier]}
+    length = 160
     before = hits_of(stack, tier)
     for seed in range(30):
-        length = {"max_tokens": options.get("max_tokens", NUM_TOKENS)}
-        plain = generate(stack.address, seed, method="off", **length)
+        plain = generate(stack.address, seed, method="off", max_tokens=length)
         if tier is Source.PRIOR:
             load_prior(stack, plain)
-        result = generate(stack.address, seed, **options)
+        result = generate(stack.address, seed, max_tokens=length, **options)
         assert result.token_ids == plain.token_ids
         kept = accepted(result)
         assert kept.keys() <= {tier, Source.DRAFT}
@@ -246,9 +246,9 @@ def test_a_remote_session_has_no_copies_to_fall_back_on_and_waits_for_nothing(
     stack: LocalStack, empty: redis.Redis
 ) -> None:
     assert stack.datastore is not None
-    options = {"temperature": 0, "max_tokens": 2 * NUM_TOKENS}
-    plain = generate(stack.address, method="off", **options)
-    options["sources"] = [Source.DYNAMIC]
+    length = 2 * NUM_TOKENS
+    options = {"temperature": 0, "max_tokens": length, "sources": [Source.DYNAMIC]}
+    plain = generate(stack.address, method="off", temperature=0, max_tokens=length)
     os.kill(stack.datastore.pid, signal.SIGSTOP)
     try:
         assert accepted(generate(stack.address, **options)).keys() == {Source.DYNAMIC}

@@ -14,6 +14,7 @@ import typer
 from outrider.core.methods import METHODS as core_methods
 from outrider_bench.config import (
     BASELINES,
+    DEFAULT_PROMPTS,
     DTYPE_ALIASES,
     GPU_PARTS,
     METHODS,
@@ -34,6 +35,7 @@ from outrider_bench.output import RUN, Output, with_output
 from outrider_bench.suite_group import SuiteGroup, checked
 from outrider_cli.help import BriefCommand
 from outrider_cli.options import secured
+from outrider_cli.prompts import PROMPT_SETS
 from outrider_client.channel import ChannelSecurity, SecurityOptions
 
 _GENERATE, _PAIR, _GPU = BenchConfig(), PairConfig(), GpuConfig()
@@ -60,6 +62,18 @@ Quick = Annotated[
     bool,
     typer.Option("--quick", help="Small sizes: shows that everything works, not how fast it is.", rich_help_panel=RUN),
 ]
+Prompts = Annotated[
+    str,
+    typer.Option(
+        help=f'{", ".join(PROMPT_SETS)}, or a file of JSONL: lines like {{"prompt": ...}} or {{"messages": [...]}}, or '
+        "those of HumanEval, GSM8K or MT-Bench."
+    ),
+]
+HeldOut = Annotated[
+    bool,
+    typer.Option("--held-out", help="The prompts that nothing may be tuned on; without it, the others alone."),
+]
+Categories = Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")]
 LlamaServer = Annotated[
     str, typer.Option(help="Path of llama.cpp's llama-server, which takes part then: same weights, prompts and cores.")
 ]
@@ -111,14 +125,9 @@ def generate(
     min_path_probability: Annotated[
         float | None, typer.Option(help="Where a chain ends. Default: the server's.")
     ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help='JSONL with {"prompt": ..., "category": ...}, or the file of HumanEval, GSM8K or MT-Bench (first '
-            "turns). Default: 24 prompts of our own."
-        ),
-    ] = None,
-    categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
+    prompts: Prompts = DEFAULT_PROMPTS,
+    held_out: HeldOut = False,
+    categories: Categories = "",
     num_prompts: Annotated[int | None, typer.Option(help="Prompts to use, the categories taking turns.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = _GENERATE.max_tokens,
     concurrency: Annotated[str, typer.Option(help="Generations at once; several = a row for each.")] = "1",
@@ -157,7 +166,8 @@ def generate(
             address=address,
             # A server that already runs is not ours to pin, and may be on another machine.
             cores=_cores(cores) if address is None else (),
-            prompts=read_prompts(prompts, categories, num_prompts),
+            prompts=read_prompts(prompts, categories, num_prompts, held_out=held_out),
+            prompt_set=prompts,
             llama_server=llama_server,
         )
         channel_security = ChannelSecurity(**security)
@@ -205,8 +215,9 @@ def pair(
             "--address 6."
         ),
     ] = "",
-    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generate`.")] = None,
-    categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
+    prompts: Prompts = DEFAULT_PROMPTS,
+    held_out: HeldOut = False,
+    categories: Categories = "",
     num_prompts: Annotated[
         int | None,
         typer.Option(help="Prompts to use, the categories taking turns. Default: 4; with --family 12, with --quick 2."),
@@ -249,7 +260,8 @@ def pair(
             ),
             parse_counts("--num-speculative-tokens", num_speculative_tokens or usual_counts),
             usual_tokens if max_tokens is None else max_tokens,
-            read_prompts(prompts, categories, usual_prompts if num_prompts is None else num_prompts),
+            read_prompts(prompts, categories, usual_prompts if num_prompts is None else num_prompts, held_out=held_out),
+            prompts,
             family,
             address,
         )
@@ -277,8 +289,9 @@ def serve(
     num_prompts: Annotated[
         int | None, typer.Option(help="Requests of each run; prompts come again. Default: each prompt once.")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generate`.")] = None,
-    categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
+    prompts: Prompts = DEFAULT_PROMPTS,
+    held_out: HeldOut = False,
+    categories: Categories = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 = greedy.")] = 0.7,
     seed: Seed = 0,
@@ -289,7 +302,7 @@ def serve(
 ) -> None:
     """Measures a gateway under load: GuideLLM sends requests at a rate, whatever the server makes of them."""
     with checked():
-        chosen = read_prompts(prompts, categories, None)
+        chosen = read_prompts(prompts, categories, None, held_out=held_out)
         config = ServeConfig(
             url=url,
             guidellm=guidellm,

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from outrider.core import methods
 from outrider_cli.failures import FlagError
-from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, load_prompts
+from outrider_cli.prompts import TEXT_SETS, Prompt, PromptError, choose, load_prompts
 
 METHODS = (*methods.METHODS, "speculative+retrieval", "pearl+retrieval")
 """`+retrieval` sets `SpeculationParams.retrieval`."""
@@ -29,6 +29,7 @@ GPU_DRAFTERS = ("speculator", "in-process")
 _GPU_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 PAIR_MODELS = ("demo/target-100m", "demo/draft", "auto", "auto")
 """Default target and draft of `pair` and `serve`, and their number formats."""
+DEFAULT_PROMPTS = "demo"
 T = TypeVar("T")
 
 
@@ -57,6 +58,8 @@ class BenchConfig:
     cores: tuple[int, ...] = ()
     """The target's core, then the core of everything else; empty = not pinned."""
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
+    prompt_set: str = DEFAULT_PROMPTS
+    """Name of the set or file that they are from."""
     llama_server: str = ""
     """Path of llama.cpp's server, which then takes part."""
 
@@ -116,6 +119,8 @@ class PairConfig:
     """Lengths of chains to predict; the last one is a server's default."""
     max_tokens: int = 40
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
+    prompt_set: str = DEFAULT_PROMPTS
+    """Name of the set or file that they are from."""
     is_family: bool = False
     """True if the prediction is checked on pairs made of the demo models, instead of this one."""
     address: str | None = None
@@ -219,6 +224,9 @@ class ServeConfig:
         _require(is_url, "--url", "a URL of http or https", self.url)
         _require(bool(self.methods), "--methods", f"some of {', '.join(methods.METHODS)}", _joined(self.methods))
         _require(self.num_prompts >= 1, "--num-prompts", ">= 1", self.num_prompts)
+        has_chats = any(prompt.messages for prompt in self.prompts)
+        texts = f"texts, as {' and '.join(TEXT_SETS)} are, because GuideLLM is given texts"
+        _require(not has_chats, "--prompts", texts, "chats")
         _require(self.max_tokens >= 2, "--max-tokens", ">= 2 (a rate needs two tokens)", self.max_tokens)
         _require(self.temperature >= 0, "--temperature", "a number >= 0", self.temperature)
         _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
@@ -274,11 +282,11 @@ def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
     return (cores[0], cores[-1])
 
 
-def read_prompts(path: Path | None, categories: str, count: int | None) -> tuple[Prompt, ...]:
-    """Returns the prompts that the flags --prompts, --categories and --num-prompts choose."""
+def read_prompts(source: str, categories: str, count: int | None, *, held_out: bool) -> tuple[Prompt, ...]:
+    """Returns the prompts that the flags --prompts, --held-out, --categories and --num-prompts choose."""
     _require(count is None or count >= 1, "--num-prompts", ">= 1", count)
     try:
-        prompts = load_prompts(path) if path is not None else default_prompts()
+        prompts = load_prompts(source, held_out=held_out)
     except PromptError as error:
         raise PromptError(f"--prompts: {error}") from None
     names = tuple(name.strip() for name in categories.split(",") if name.strip())

@@ -16,14 +16,16 @@ from grpc import aio
 
 from outrider.security.tokens import CallsWithMetadata
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
-from outrider_bench.config import BenchConfig
+from outrider_bench.config import BenchConfig, PairConfig
 from outrider_bench.samples import TIME_NAMES, Chunk, GenerationSample, Request, Rounds
 from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.redis import RedisFailed, RedisNotFound
 from outrider_cli.local.stack import LocalStack, StackConfig
+from outrider_cli.prompts import TEXT_SETS, PromptError
 from outrider_client.channel import NO_SECURITY, ChannelSecurity, open_aio
 from outrider_client.enums import method_name
+from outrider_client.requests import prompt_message
 
 
 class Driver(Protocol):
@@ -74,7 +76,7 @@ def to_proto(request: Request, options: Mapping[str, Any]) -> verifier_pb2.Gener
     fields = dict(options)
     method = wire_name(fields.pop("method"))
     return verifier_pb2.GenerateRequest(
-        prompt=verifier_pb2.Prompt(text=request.prompt),
+        prompt=prompt_message(request.prompt, {}),
         sampling=types_pb2.SamplingParams(
             temperature=request.temperature, seed=request.seed, max_tokens=request.max_tokens, ignore_eos=True
         ),
@@ -161,14 +163,17 @@ async def running_stack(
 
     Raises:
         StackError: The services do not start, or do not offer a method that is to be measured.
+        PromptError: A prompt is a chat, and the target has no template for chats.
     """
     if config.address is None:
         async with running_services(stack_config(config, rtt_ms)) as services:
             _check_methods(config, services.info)
+            check_prompts(config, has_chat_template=bool(services.info.chat_template))
             yield services.driver, services.info
     else:
         async with connected(config.address, security) as (driver, info):
             _check_methods(config, info)
+            check_prompts(config, has_chat_template=bool(info.chat_template))
             yield driver, info
 
 
@@ -233,6 +238,14 @@ async def _info(stub: verifier_pb2_grpc.VerifierServiceAsyncStub, address: str) 
         return await stub.GetInfo(verifier_pb2.GetInfoRequest(), timeout=_ANSWER_TIMEOUT_S, wait_for_ready=True)
     except aio.AioRpcError as error:
         raise StackError(f"the verifier at {address} does not answer: {error.code().name}: {error.details()}") from None
+
+
+def check_prompts(config: BenchConfig | PairConfig, *, has_chat_template: bool) -> None:
+    """Raises PromptError for chats that the target has no template for."""
+    if not has_chat_template and any(prompt.messages for prompt in config.prompts):
+        target = "the target" if config.address is not None else config.target
+        texts = f"{' and '.join(TEXT_SETS)} are texts, which it can continue"
+        raise PromptError(f"--prompts: {config.prompt_set} has chats, and {target} has no chat template; {texts}")
 
 
 def _check_methods(config: BenchConfig, info: verifier_pb2.GetInfoResponse) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from outrider_bench.config import BenchConfig
-from outrider_cli.prompts import categories_of
+from outrider_cli.prompts import Prompt, categories_of
 
 _PACKAGES = ("outrider", "torch", "transformers", "scikit-learn", "grpcio", "protobuf", "redis", "numpy")
 
@@ -50,10 +50,18 @@ def describe_config(config: BenchConfig) -> dict[str, Any]:
     values.pop("prompts")
     if config.address is not None:  # the flags do not describe a server that somebody else has started
         values |= {"target": None, "draft": None, "dtype": None, "draft_dtype": None, "cores": None}
-    categories = [prompt.category for prompt in config.prompts]
-    values["num_prompts"] = len(categories)
-    values["categories"] = {name: categories.count(name) for name in categories_of(config.prompts)}
-    return values
+    return values | describe_prompts(config.prompts, config.prompt_set)
+
+
+def describe_prompts(prompts: Sequence[Prompt], prompt_set: str) -> dict[str, Any]:
+    """Returns what results.json keeps of the prompts."""
+    categories = [prompt.category for prompt in prompts]
+    return {
+        "prompt_set": prompt_set,
+        "held_out": any(prompt.is_held_out for prompt in prompts),
+        "num_prompts": len(categories),
+        "categories": {name: categories.count(name) for name in categories_of(prompts)},
+    }
 
 
 def cpu_name() -> str:

@@ -125,6 +125,15 @@ def environment_lines(results: Mapping[str, Any], *lines: str, pinning: str = ""
     return [f"{machine}; {pinning}" if pinning else machine, versions, *lines]
 
 
+def run_line(config: Mapping[str, Any]) -> str:
+    """Says what was generated, and if anything may have been tuned on these prompts."""
+    part = "held out of tuning" if config["held_out"] else "not held out of tuning"
+    return (
+        f"{config['num_prompts']} prompts of {config['prompt_set']}, {part}, {config['max_tokens']} tokens each, "
+        f"{config['repeats']} repeats, seed {config['seed']}"
+    )
+
+
 def notes_of(results: Mapping[str, Any], *, interrupted: str) -> list[str]:
     """Says what must be known before the numbers: small sizes, an interruption, what failed."""
     found = [QUICK_NOTE] if results["config"].get("is_quick") else []

@@ -191,7 +191,7 @@ async def warm_up(config: BenchConfig, contenders: Sequence[Contender], drivers:
     for contender in contenders:
         temperature = config.temperatures[0]
         tokens = min(_WARM_UP_TOKENS, config.max_tokens)
-        request = Request(config.prompts[0].text, temperature, config.seed, tokens)
+        request = Request(config.prompts[0].input, temperature, config.seed, tokens)
         try:
             await drivers[contender.driver].generate(request, contender.options)
         except GenerationFailed as error:
@@ -224,7 +224,7 @@ async def run_turn(turn: Turn, config: BenchConfig, driver: Driver, on_sample: C
 async def _run_one(turn: Turn, index: int, config: BenchConfig, driver: Driver) -> Sample:
     prompt = config.prompts[index]
     seed = seed_of(config, turn.repeat, index)
-    request = Request(prompt.text, turn.condition.temperature, seed, config.max_tokens)
+    request = Request(prompt.input, turn.condition.temperature, seed, config.max_tokens)
     sample = Sample(turn.condition, turn.repeat, index, prompt.category, None)
     try:
         return replace(sample, generation=await driver.generate(request, turn.contender.options))

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider_cli.prompts import Input
+
 TIME_NAMES = (
     "round_ms",
     "forward_ms",
@@ -28,7 +30,7 @@ TIME_NAMES = (
 class Request:
     """One generation to run."""
 
-    prompt: str
+    prompt: Input
     temperature: float
     seed: int
     max_tokens: int

@@ -27,7 +27,7 @@ from outrider_cli.local.stack import LocalStack, StackConfig, termination_as_exi
 from outrider_cli.models import check_models, draft_for
 from outrider_cli.options import refuse_given, secured
 from outrider_cli.prior_file import MAX_NUM_DOCUMENTS, PriorHeader, check_destination, write_prior
-from outrider_cli.prompts import Prompt, PromptError, choose, load_prompts
+from outrider_cli.prompts import PROMPT_SETS, Input, Prompt, PromptError, choose, load_prompts
 from outrider_client.channel import SecurityOptions
 from outrider_client.client import Client
 from outrider_client.errors import OutOfRange, OutriderError, ResourceExhausted, Unavailable
@@ -53,7 +53,7 @@ Display = tuple[Callable[[str], None], OnOutput]
 class BuildPlan:
     """Holds the prompts to continue, and the settings of their generations."""
 
-    prompts: tuple[str, ...]
+    prompts: tuple[Input, ...]
     rounds: int = 10  # DOUBLE, section 5.3 and Table 3: beyond ten rounds the gain saturates
     max_tokens: int = 128
     concurrency: int = 8
@@ -81,7 +81,10 @@ def build(
     context: typer.Context,
     *,
     prompts: Annotated[
-        Path, typer.Option("--from", help='Prompts in JSONL: {"prompt": ...}, or HumanEval, GSM8K or MT-Bench.')
+        str,
+        typer.Option(
+            "--from", help=f'{", ".join(PROMPT_SETS)}, or JSONL: {{"prompt": ...}}, HumanEval, GSM8K or MT-Bench.'
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The prior file to write.")],
     rounds: Annotated[
@@ -127,8 +130,8 @@ def build(
         check_destination(out)
         if address is None:
             check_models(config.target, config.draft, device)
-        texts = tuple(prompt.text for prompt in choose(_load(prompts), count=num_prompts))
-        plan = BuildPlan(texts, rounds, max_tokens, concurrency, temperature, seed)
+        chosen = tuple(prompt.input for prompt in choose(_load(prompts), count=num_prompts))
+        plan = BuildPlan(chosen, rounds, max_tokens, concurrency, temperature, seed)
         with _display(plan) as display:
             header, documents = _run(plan, address, config, display, security)
         size = write_prior(out, header, documents)
@@ -160,11 +163,11 @@ async def continue_prompts(
         info = await client.info()
         model = info.model
         header = PriorHeader(model.tokenizer_hash, model.vocab_size, model.model_id, plan.rounds)
-        prompts = [await client.tokenize(text) for text in plan.prompts]
-        for text, prompt in zip(plan.prompts, prompts, strict=True):
+        prompts = [await client.tokenize(each) for each in plan.prompts]
+        for asked, prompt in zip(plan.prompts, prompts, strict=True):
             if len(prompt) + plan.max_tokens > model.max_context_len:
                 raise OutOfRange(
-                    f"the prompt {_beginning(text)} has {len(prompt)} tokens: with --max-tokens {plan.max_tokens} it "
+                    f"the prompt {_beginning(asked)} has {len(prompt)} tokens: with --max-tokens {plan.max_tokens} it "
                     f"is longer than the context of {model.max_context_len}"
                 )
         # 0 is a server that does not say.
@@ -280,19 +283,11 @@ def _display(plan: BuildPlan) -> Iterator[Display]:
         yield say, on_output
 
 
-def _load(path: Path) -> list[Prompt]:
+def _load(source: str) -> list[Prompt]:
     try:
-        prompts = load_prompts(path)
+        return load_prompts(source)
     except PromptError as error:
         raise PromptError(f"--from: {error}") from None
-    for prompt in prompts:
-        # JSON can hold half of a surrogate pair ("\ud800"), and so can a str; protobuf's UTF-8 cannot.
-        try:
-            prompt.text.encode()
-        except UnicodeEncodeError:
-            rule = "must be Unicode text, holds half of a surrogate pair"
-            raise PromptError(f"--from: {path}: the prompt {_beginning(prompt.text)} {rule}") from None
-    return prompts
 
 
 def _check_address(context: typer.Context, address: str | None) -> None:
@@ -301,7 +296,8 @@ def _check_address(context: typer.Context, address: str | None) -> None:
         refuse_given(context, _STACK_FLAGS, "unset with --address")
 
 
-def _beginning(text: str) -> str:
+def _beginning(prompt: Input) -> str:
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     return f"{text[:40]!r}..." if len(text) > 40 else repr(text)
 
 

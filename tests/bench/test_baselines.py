@@ -6,7 +6,6 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.models.backend import CPU
 from outrider_bench.workers.bare import BareBaseline
@@ -23,11 +22,7 @@ CONSTANT = {
 
 
 class Characters:
-    """A tokenizer with a token for each character."""
-
-    def __call__(self, text: str, return_tensors: str) -> dict[str, torch.Tensor]:
-        token_ids = torch.tensor([self.encode(text)])
-        return {"input_ids": token_ids, "attention_mask": torch.ones_like(token_ids)}
+    """A codec with a token for each character."""
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) % VOCAB_SIZE for character in text]
@@ -40,7 +35,7 @@ def request(temperature: float) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def baseline() -> HfBaseline:
     # The draft is the target itself, so greedy drafts are always right.
-    return HfBaseline(build("llama"), build("llama"), Characters())
+    return HfBaseline(build("llama"), build("llama"), Characters())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -23,7 +23,7 @@ from outrider_bench.llama_cpp import running_llama_cpp
 from outrider_bench.samples import Request
 from outrider_bench.workers.bare import BareBaseline
 from outrider_bench.workers.llama_cpp import LlamaCppPeer, LlamaServer, NotALlamaServer, ServerFailed
-from outrider_cli.prompts import choose, default_prompts
+from outrider_cli.prompts import choose, load_prompts
 from tests.bench.fake_llama_server import NEW_FLAGS, OLD_FLAGS, program
 
 pytestmark = pytest.mark.slow  # its servers are processes
@@ -139,7 +139,7 @@ def test_a_program_that_is_no_llama_server_is_refused_by_the_name_of_the_flag(pa
 
 
 def config_of(llama_server: str, **settings: Any) -> BenchConfig:
-    prompts = tuple(choose(default_prompts(), ["code"], 2))
+    prompts = tuple(choose(load_prompts("demo"), ["code"], 2))
     return BenchConfig(target="demo/target", prompts=prompts, llama_server=llama_server, **settings)
 
 

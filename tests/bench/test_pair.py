@@ -50,7 +50,7 @@ def test_a_position_that_no_chain_reaches_has_no_share() -> None:
 @given(st.floats(0.05, 0.95), st.integers(1, 8))
 def test_equal_probabilities_give_the_tokens_of_the_closed_form(alpha: float, chain_len: int) -> None:
     text: dict[str, Any] = {name: [alpha] * 40 for name in ("shared_noise", "own_choice", "kept", "overlap")}
-    for one in acceptances_of([text], 0.7, chain_len):
+    for one in acceptances_of([text], ["code"], 0.7, chain_len):
         assert one.by_position == pytest.approx((alpha,) * chain_len)
         assert one.tokens_per_round == pytest.approx((1 - alpha ** (chain_len + 1)) / (1 - alpha))
 
@@ -70,7 +70,7 @@ def test_verdicts_that_are_certain_are_replayed_round_by_round(kept: list[int], 
 
 def test_each_rule_is_judged_by_its_own_verdicts() -> None:
     text = {"shared_noise": [1] * 8, "own_choice": [0] * 8, "kept": [1.0] * 8, "overlap": [0.5] * 8}
-    found = {one.rule: one for one in acceptances_of([text], 1.0, 2)}
+    found = {one.rule: one for one in acceptances_of([text], ["code"], 1.0, 2)}
     assert found[SHARED_NOISE].by_position == (1.0, 1.0)
     assert found[OWN_CHOICE].mean == 0.0
     assert found[RATIO].by_position == (0.5, 0.5)

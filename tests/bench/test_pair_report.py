@@ -50,7 +50,7 @@ def pair_of(title: str = "the pair", **changes: Any) -> dict[str, Any]:
         "draft": "demo/draft",
         "stand_in": "",
         "models": {},
-        "acceptances": [one.to_json() for one in acceptances_of([text], 0.7, 12)],
+        "acceptances": [one.to_json() for one in acceptances_of([text], ["code"], 0.7, 12)],
         "costs": COSTS.to_json(),
         "later_costs": replace(COSTS, plain_ms=44.0).to_json(),
         "predictions": [one.to_json() for one in predictions],
@@ -65,7 +65,8 @@ def pair_of(title: str = "the pair", **changes: Any) -> dict[str, Any]:
 
 def results_of(*pairs: dict[str, Any], **changes: Any) -> dict[str, Any]:
     pairs = pairs or (pair_of(),)
-    config = {"address": None, "is_family": len(pairs) > 1, "num_prompts": 6, "max_tokens": 48, "repeats": 3, "seed": 0}
+    config = {"address": None, "is_family": len(pairs) > 1, "max_tokens": 48, "repeats": 3, "seed": 0}
+    config |= {"prompt_set": "chats", "held_out": True, "num_prompts": 6}
     return {
         "environment": {"cpu": "a CPU", "num_cores": 2, "memory_gib": 8, "versions": {"torch": "2"}},
         "config": config | {"is_quick": False, "cores": [0, 1], "temperatures": [0.7]},

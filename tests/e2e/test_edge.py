@@ -12,7 +12,7 @@ import pytest
 from outrider.core.methods import METHODS
 from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.stack import LocalStack, Service, StackConfig
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 from outrider_client.client import Client
 from outrider_client.edge import running_edge
 from outrider_client.generation import Result
@@ -78,7 +78,7 @@ async def test_every_drafted_method_gives_the_clouds_text(cloud: Client, client:
                 prompt, temperature=temperature, seed=len(prompt), max_tokens=NUM_TOKENS, ignore_eos=True, method=method
             )
 
-    prompts = [prompt.text for prompt in default_prompts()[:4]]
+    prompts = [prompt.text for prompt in load_prompts("demo")[:4]]
     plain = await asyncio.gather(*(run(cloud, prompt, "off") for prompt in prompts))
     for method in DRAFTED:
         drafted = await asyncio.gather(*(run(client, prompt, method) for prompt in prompts))

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from outrider.models.loading import build_hf_model
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 from tests.support.gateways import events_of
 from tests.support.variants import VARIANTS, options_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
-PROMPTS = [prompt.text for prompt in default_prompts()][:4]
+PROMPTS = [prompt.text for prompt in load_prompts("demo")][:4]
 NUM_TOKENS = 40
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

@@ -17,7 +17,7 @@ from outrider.models.loading import build_hf_model
 from outrider.security.credentials import credential_book
 from outrider.security.gate import Gate
 from outrider_cli.local.stack import LocalStack
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 from outrider_client.client import Client
 from tests.support.certificates import credentials_file, entry
 from tests.support.gateways import RunningGateway, events_of, running_gateway
@@ -28,7 +28,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.suite, pytest.mark.timeout(300)]
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
-PROMPT = default_prompts()[0].text
+PROMPT = load_prompts("demo")[0].text
 OPTIONS: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "seed": 3, "ignore_eos": True}
 PENALTIES: dict[str, Any] = {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
 CONTEXT = 2048

@@ -10,7 +10,7 @@ import torch
 
 from outrider.models.loading import build_hf_model, load_model
 from outrider.models.runner import Segment
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 from outrider_client.client import Client
 from tests.support.variants import VARIANTS, options_of
 
@@ -23,7 +23,7 @@ NUM_PROMPTS = 40
 
 def prompts() -> list[str]:
     """The benchmark's prompts, and pieces of them, so that there are 40."""
-    whole = [prompt.text for prompt in default_prompts()]
+    whole = [prompt.text for prompt in load_prompts("demo")]
     return (whole + [text[len(text) // 3 :] for text in whole])[:NUM_PROMPTS]
 
 
@@ -111,7 +111,7 @@ async def test_eight_generations_at_once_have_the_texts_that_they_have_alone(cli
 
 async def test_speculation_speaks_for_itself_in_the_summary(client: Client) -> None:
     result = await client.complete(
-        default_prompts()[0].text, temperature=0, max_tokens=64, ignore_eos=True, method="pearl"
+        load_prompts("demo")[0].text, temperature=0, max_tokens=64, ignore_eos=True, method="pearl"
     )
     summary = result.summary
     assert summary.num_rounds + summary.num_accepted_tokens >= 64

@@ -15,7 +15,7 @@ import pytest
 
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider_cli.local.stack import LocalStack
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 from outrider_client import Client, Result
 from outrider_client.errors import Cancelled, DeadlineExceeded, ResourceExhausted
 from tests.support.schemas import HAND_MADE
@@ -31,7 +31,7 @@ WARM_SHARE = 0.3
 """Share of the time after which memory is watched."""
 MAX_GROWN_MB = 256.0
 """Maximum growth of a service's memory from then on: caches fill for minutes, ever more slowly."""
-PROMPTS = [prompt.text for prompt in default_prompts()][:6]
+PROMPTS = [prompt.text for prompt in load_prompts("demo")][:6]
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "top_p": 0.9, "seed": 1},

@@ -24,7 +24,7 @@ from transformers import (
 
 from outrider.models.loading import build_hf_model
 from outrider.v1 import types_pb2, verifier_pb2_grpc
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 from outrider_client import Client, FinishReason, OutriderError, Result
 from outrider_client.errors import InvalidArgument, OutOfRange
 from outrider_client.requests import generate_request
@@ -34,7 +34,7 @@ from tests.support.variants import VARIANTS, options_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 NUM_TOKENS = 40
-PROMPTS = [prompt.text for prompt in default_prompts()][:4]
+PROMPTS = [prompt.text for prompt in load_prompts("demo")][:4]
 BAD_WORDS = ["self", "return", "def test"]
 
 PARAMETERS: dict[str, Mapping[str, Any]] = {

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from outrider.models.loading import LoadedModel, load_model
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 from outrider_client.client import Client
 from tests.support.services import running_speculator, running_verifier
 from tests.support.variants import options_of
@@ -27,7 +27,7 @@ async def test_every_method_says_what_off_says_alone_and_beside_others(
     if not target.exactness.is_exact:
         pytest.skip(f"rows are not exact here: {target.exactness.reason}")
     draft = load_model("demo/draft", dtype="bfloat16", device=device)
-    prompts = [prompt.text for prompt in default_prompts()[:4]]
+    prompts = [prompt.text for prompt in load_prompts("demo")[:4]]
     async with (
         running_speculator(model=draft) as speculator,
         running_verifier(model=target, speculator=speculator.address) as verifier,
@@ -53,7 +53,7 @@ async def test_a_text_is_that_of_an_engine_without_overlap(
 ) -> None:
     if not target.exactness.is_exact:
         pytest.skip(f"rows are not exact here: {target.exactness.reason}")
-    prompts = [prompt.text for prompt in default_prompts()[:6]]
+    prompts = [prompt.text for prompt in load_prompts("demo")[:6]]
     async with running_verifier(model=target) as verifier, Client(verifier.address) as client:
 
         async def text_of(number: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider_bench.experiment import OFF
-from outrider_bench.report import NONE, Chapter, Report, Table, environment_lines, number_cell, percent_cell
+from outrider_bench.report import NONE, Chapter, Report, Table, environment_lines, number_cell, percent_cell, run_line
 from outrider_bench.statistics import Row, label_of
 from outrider_cli.prompts import ALL_CATEGORIES
 
@@ -64,10 +64,7 @@ def _environment(results: Mapping[str, Any]) -> list[str]:
     cores = "not pinned"
     if pinning:
         cores = f"target on core {pinning['target']}, all others on core {pinning['everything_else']}, one thread each"
-    lines = [
-        f"{config['num_prompts']} prompts, {config['max_tokens']} tokens each, {config['repeats']} repeats, "
-        f"seed {config['seed']}"
-    ]
+    lines = [run_line(config)]
     for role, model in environment["models"].items():
         size = f", {model['num_parameters'] / 1e6:.1f} M parameters" if model.get("num_parameters") else ""
         inflated = ", cost inflated" if model.get("inflated") else ""

@@ -12,7 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider_bench.config import BenchConfig
-from outrider_bench.drivers import Driver, GenerationFailed, StackError, describe_server, merge_models, running_stack
+from outrider_bench.drivers import (
+    Driver,
+    GenerationFailed,
+    StackError,
+    check_prompts,
+    describe_server,
+    merge_models,
+    running_stack,
+)
 from outrider_bench.environment import DRAFT_ROWS, TARGET_ROWS, Machine, describe_config, describe_environment
 from outrider_bench.experiment import LLAMA_CPP, Contender, contenders_of
 from outrider_bench.generate.report import report_of
@@ -22,7 +30,8 @@ from outrider_bench.samples import Block, Sample
 from outrider_bench.statistics import rows_of
 from outrider_bench.suite import Log, Suite
 from outrider_bench.workers.client import Worker, WorkerError
-from outrider_cli.failures import FAILED, UNREACHABLE
+from outrider_cli.failures import FAILED, UNREACHABLE, WRONG_USAGE
+from outrider_cli.prompts import PromptError
 from outrider_client.channel import NO_SECURITY, ChannelSecurity
 
 _MODULES = {"hf": "outrider_bench.workers.hf", "bare": "outrider_bench.workers.bare"}
@@ -54,8 +63,10 @@ class GenerateSuite(Suite):
         self._console = console
         try:
             return super().run(out, console)
-        except (GenerationFailed, WorkerError, StackError) as error:
+        except (GenerationFailed, PromptError, WorkerError, StackError) as error:
             print(f"error: {error}", file=sys.stderr)
+            if isinstance(error, PromptError):
+                return WRONG_USAGE
             return UNREACHABLE if isinstance(error, StackError) and self.config.address else FAILED
 
     async def measure(self, log: Log) -> None:
@@ -65,6 +76,7 @@ class GenerateSuite(Suite):
             GenerationFailed: A contender could not even warm up.
             WorkerError: A worker process could not be started, or died.
             StackError: The services could not be started.
+            PromptError: A prompt is a chat, and the target has no template for chats.
         """
         with self._progress() as (show, on_sample):
             async with AsyncExitStack() as stack:
@@ -137,10 +149,12 @@ class GenerateSuite(Suite):
         if self.config.address is not None:
             return {}
         drivers: dict[str, Driver] = {}
-        log("measuring single forwards")
+        log("loading the models")
         bare = await self._start_worker("bare")
         stack.push_async_callback(bare.stop)
+        check_prompts(self.config, has_chat_template=bare.hello["has_chat_template"])
         self._models = {role: bare.hello[role] for role in ("target", "draft")}
+        log("measuring single forwards")
         # Roughly the middle of a generation: attention costs more the longer the text is.
         context = 128 + self.config.max_tokens // 2
         times = await bare.call("measure", target_rows=TARGET_ROWS, draft_rows=DRAFT_ROWS, context=context)

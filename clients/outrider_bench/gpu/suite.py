@@ -24,7 +24,7 @@ from outrider_bench.suite import Log, Suite
 from outrider_bench.workers.client import Worker
 from outrider_cli.failures import WRONG_USAGE
 from outrider_cli.local.stack import StackConfig
-from outrider_cli.prompts import default_prompts
+from outrider_cli.prompts import load_prompts
 
 WORKER = "outrider_bench.workers.gpu"
 SHARES = {"services": 0.5, "peers": 0.8, "micro": 0.95}
@@ -98,7 +98,7 @@ class GpuSuite(Suite):
             memory_gib = self._hello["memory_gib"]
             room = wanted if memory_gib is None else room_in(memory_gib, made["weights_bytes"], made["bytes_per_token"])
             self._num_tokens = min(wanted, room)
-            texts = [prompt.text for prompt in default_prompts()]
+            texts = [prompt.text for prompt in load_prompts("demo")]
             asked = {"lengths": config.contexts, "count": max(*config.sessions, 4)}
             found = await worker.call("prompts", folder=self._folders["target"], texts=texts, **asked)
             self._prompts = {int(length): prompts for length, prompts in found["prompts"].items()}

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider_cli.prompts import ALL_CATEGORIES
+
 SHARED_NOISE, OWN_CHOICE, RATIO = "match, shared noise", "match, own choice", "ratio rule, 1 - TV"
 """Rules by which a drafted token is kept, as the report names them."""
 FIELDS = {SHARED_NOISE: ("shared_noise",) * 2, OWN_CHOICE: ("own_choice",) * 2, RATIO: ("kept", "overlap")}
@@ -16,6 +18,8 @@ FIELDS = {SHARED_NOISE: ("shared_noise",) * 2, OWN_CHOICE: ("own_choice",) * 2, 
 class Acceptance:
     """How often a drafted token is kept, by its position in the chain."""
 
+    category: str
+    """Of the prompts; ALL_CATEGORIES for all of them."""
     temperature: float
     rule: str
     by_position: tuple[float | None, ...]
@@ -35,6 +39,7 @@ class Acceptance:
     def to_json(self) -> dict[str, Any]:
         """Returns the object that results.json keeps."""
         return {
+            "category": self.category,
             "temperature": self.temperature,
             "rule": self.rule,
             "by_position": list(self.by_position),
@@ -43,13 +48,25 @@ class Acceptance:
         }
 
 
-def acceptances_of(texts: Sequence[Mapping[str, Any]], temperature: float, chain_len: int) -> list[Acceptance]:
-    """Returns the acceptance under each rule, for texts that a worker has watched."""
+def acceptances_of(
+    texts: Sequence[Mapping[str, Any]], categories: Sequence[str], temperature: float, chain_len: int
+) -> list[Acceptance]:
+    """Returns the acceptance under each rule for texts that a worker has watched: of all, and of each category.
+
+    Args:
+        texts: The worker's answers.
+        categories: Those of their prompts, one for each text.
+        temperature: Of the sampling.
+        chain_len: Drafted tokens of a round, at least 1.
+    """
     found = []
-    for rule, (kept, judged) in FIELDS.items():
-        pairs = [(text[kept], text[judged]) for text in texts]
-        flat = [value for _, values in pairs for value in values]
-        found.append(Acceptance(temperature, rule, by_position(pairs, chain_len), sum(flat) / len(flat)))
+    for category in (ALL_CATEGORIES, *dict.fromkeys(categories)):
+        here = [text for text, its in zip(texts, categories, strict=True) if category in (ALL_CATEGORIES, its)]
+        for rule, (kept, judged) in FIELDS.items():
+            pairs = [(text[kept], text[judged]) for text in here]
+            flat = [value for _, values in pairs for value in values]
+            mean = sum(flat) / len(flat)
+            found.append(Acceptance(category, temperature, rule, by_position(pairs, chain_len), mean))
     return found
 
 

@@ -18,6 +18,7 @@ from outrider_bench.report import (
     notes_of,
     number_cell,
     percent_cell,
+    run_line,
 )
 from outrider_cli.prompts import ALL_CATEGORIES
 
@@ -51,10 +52,7 @@ NEEDS_MODELS = (
 def report_of(results: Mapping[str, Any]) -> Report:
     """Makes the report of what results.json keeps."""
     config = results["config"]
-    run = (
-        f"{config['num_prompts']} prompts, {config['max_tokens']} tokens each, {config['repeats']} repeats, "
-        f"seed {config['seed']}; {results['duration_s'] / 60:.1f} minutes"
-    )
+    run = f"{run_line(config)}; {results['duration_s'] / 60:.1f} minutes"
     notes = notes_of(results, interrupted="The run did not come to its end: what is missing was not measured.")
     pairs = results["pairs"]
     for pair in pairs:
@@ -108,7 +106,9 @@ def chapters_of(pair: Mapping[str, Any], *, is_alone: bool) -> list[Chapter]:
     models = f"Target {pair['target']}, draft {pair['draft']}."
     found = []
     if pair["acceptances"]:
-        found.append(Chapter(f"{prefix}acceptance", [acceptance_table(pair["acceptances"])], [models]))
+        acceptances = pair["acceptances"]
+        tables = [acceptance_table(acceptances), *category_tables(acceptances)]
+        found.append(Chapter(f"{prefix}acceptance", tables, [models]))
     if pair["costs"]:
         found.append(Chapter(f"{prefix}costs", costs_tables(pair["costs"]), [costs_sentence(pair["costs"])]))
     if pair["predictions"]:
@@ -141,9 +141,21 @@ def acceptance_table(acceptances: Sequence[Mapping[str, Any]]) -> Table:
             number_cell(one["tokens_per_round"], 2),
         ]
         for one in acceptances
+        if one["category"] == ALL_CATEGORIES
     ]
     columns = ("T", "rule", *positions, "alpha", "tokens")
     return Table("", columns, rows, ACCEPTANCE_CAPTION, frozenset({"rule"}), frozenset({"rule"}))
+
+
+def category_tables(acceptances: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Makes a row for each temperature and rule, a column for each category; none if there is one category only."""
+    alphas = {(one["temperature"], one["rule"], one["category"]): one["mean"] for one in acceptances}
+    categories = [name for name in dict.fromkeys(one["category"] for one in acceptances) if name != ALL_CATEGORIES]
+    kinds = dict.fromkeys((one["temperature"], one["rule"]) for one in acceptances)
+    rows = [[f"{t:g}", rule, *(number_cell(alphas[t, rule, name], 2) for name in categories)] for t, rule in kinds]
+    columns = ("T", "rule", *categories)
+    table = Table("Alpha by category", columns, rows, "", frozenset({"rule"}), frozenset({"rule"}))
+    return [table] if len(categories) > 1 else []
 
 
 def costs_tables(costs: Mapping[str, Any]) -> list[Table]:

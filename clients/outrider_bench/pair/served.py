@@ -41,6 +41,7 @@ class Served:
 
         Raises:
             StackError: The verifier does not answer.
+            PromptError: A prompt is a chat, and its target has no template for chats.
         """
         log(f"connecting to {self.address}")
         experiment = self._experiment()
@@ -87,7 +88,8 @@ class Served:
         )
 
     def _bench_config(self, experiment: Experiment) -> BenchConfig:
-        return replace(experiment.config(self.config.seed, ()), address=self.address)
+        config = experiment.config(self.config.seed, ())
+        return replace(config, address=self.address, prompt_set=self.config.prompt_set)
 
     def _best(self) -> list[dict[str, Any]]:
         """Returns the fastest contender at each temperature; `off` if nothing is faster."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider_bench.config import BenchConfig, PairConfig
-from outrider_bench.drivers import GenerationFailed, StackDriver, running_stack
+from outrider_bench.drivers import GenerationFailed, StackDriver, check_prompts, running_stack
 from outrider_bench.experiment import PLAIN, Contender, Experiment, contender
 from outrider_bench.pair.acceptance import Acceptance, acceptances_of
 from outrider_bench.pair.comparison import Claim, Comparison, claims_of, comparisons_of, token_times
@@ -87,6 +87,7 @@ class Study:
 
         Raises:
             PairRefused: The models have different tokenizers, or cannot be loaded.
+            PromptError: A prompt is a chat, and the target has no template for chats.
             GenerationFailed: A worker or a probe failed.
             StackError: The services did not start.
             WorkerError: A worker died.
@@ -163,6 +164,7 @@ class Study:
         try:
             if refused := worker.hello.get("refused"):
                 raise PairRefused(refused)
+            check_prompts(config, has_chat_template=worker.hello["has_chat_template"])
             self.models = {role: worker.hello[role] for role in ("target", "draft")}
             log("watching both models")
             longest = max(config.num_speculative_tokens)
@@ -171,7 +173,8 @@ class Study:
                     await self._watched(worker, temperature, index, config.max_tokens + longest + 1)
                     for index in range(len(config.prompts))
                 ]
-                self.acceptances += acceptances_of(self._texts[temperature], temperature, longest)
+                categories = [prompt.category for prompt in config.prompts]
+                self.acceptances += acceptances_of(self._texts[temperature], categories, temperature, longest)
             log("timing forwards")
             return await worker.call(
                 "measure",
@@ -185,7 +188,7 @@ class Study:
 
     async def _watched(self, worker: Worker, temperature: float, index: int, num_tokens: int) -> dict[str, Any]:
         seed = self._seed(index)
-        prompt = self.config.prompts[index].text
+        prompt = self.config.prompts[index].input
         request = {"prompt": prompt, "temperature": temperature, "seed": seed, "max_tokens": num_tokens}
         return await worker.call("watch", request=request) | {"seed": seed}
 

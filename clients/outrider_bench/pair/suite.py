@@ -12,13 +12,14 @@ from rich.console import Console
 
 from outrider_bench.config import PairConfig
 from outrider_bench.drivers import StackError
-from outrider_bench.environment import describe_environment
+from outrider_bench.environment import describe_environment, describe_prompts
 from outrider_bench.experiment import DRAFT, DRAFT_UNTRAINED, TARGET
 from outrider_bench.pair.report import report_of
 from outrider_bench.pair.served import Served
 from outrider_bench.pair.study import Pair, PairRefused, Study
 from outrider_bench.suite import Log, Suite
 from outrider_cli.failures import UNREACHABLE, WRONG_USAGE
+from outrider_cli.prompts import PromptError
 from outrider_client.channel import NO_SECURITY, ChannelSecurity
 
 FAMILY = (
@@ -53,13 +54,13 @@ class PairSuite(Suite):
         return super().has_failures or any(one.contender_failures for one in self._all)
 
     def run(self, out: Path | None, console: Console) -> int:
-        """See Suite. Models that are no pair, and a verifier that does not answer, are wrong usage, reported in one
-        line."""
+        """See Suite. Models that are no pair, chats without a chat template, and a verifier that does not answer are
+        reported in one line."""
         try:
             return super().run(out, console)
-        except (PairRefused, StackError) as error:
+        except (PairRefused, PromptError, StackError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return WRONG_USAGE if isinstance(error, PairRefused) else UNREACHABLE
+            return UNREACHABLE if isinstance(error, StackError) else WRONG_USAGE
 
     @property
     def _all(self) -> Sequence[Study | Served]:
@@ -83,7 +84,7 @@ class PairSuite(Suite):
                 "is_family": config.is_family,
                 "temperatures": list(config.temperatures),
                 "num_speculative_tokens": list(config.num_speculative_tokens),
-                "num_prompts": len(config.prompts),
+                **describe_prompts(config.prompts, config.prompt_set),
                 "max_tokens": config.max_tokens,
                 "repeats": config.repeats,
                 "seed": config.seed,

@@ -12,7 +12,7 @@ import numpy as np
 
 from outrider.models.demo.training.corpus import Corpus, code_prompts, load_corpus
 from outrider_bench.drivers import GenerationFailed
-from outrider_cli.prompts import Prompt, choose, default_prompts
+from outrider_cli.prompts import Prompt, choose, load_prompts
 
 CODE = "code"
 NEW, NEAR = "new", "near-repeat"
@@ -32,7 +32,7 @@ def code(count: int) -> tuple[Prompt, ...]:
 
     The first ones are the same for every count.
     """
-    shipped = choose(default_prompts(), [CODE], count)
+    shipped = choose(load_prompts("demo"), [CODE], count)
     return (*shipped, *_further(max(0, count - len(shipped))))
 
 
@@ -40,7 +40,7 @@ def _further(count: int) -> list[Prompt]:
     """Chooses places of held-out files that none of the command's own prompts come from; the files take turns."""
     if not count:
         return []
-    known = [prompt.text for prompt in default_prompts() if prompt.category == CODE]
+    known = [prompt.text for prompt in load_prompts("demo") if prompt.category == CODE]
     # Without training text: held-out files are known not to be part of it, and searching it takes seconds.
     files = tuple(one for one in load_corpus().heldout if not any(text in one.text for text in known))
     found = code_prompts(Corpus((), files), count, shortest=_SHORTEST, longest=_LONGEST)

@@ -20,7 +20,7 @@ from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
 from outrider.models.text import TextCodec
 from outrider.models.timing import measure_forward
-from outrider_bench.workers.worker import Handler, Stopwatch, serve_pair
+from outrider_bench.workers.worker import Handler, Stopwatch, encode, serve_pair
 
 
 class BareBaseline:
@@ -35,7 +35,7 @@ class BareBaseline:
         """Runs one generation, and times it."""
         watch = Stopwatch()
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
-        prompt = self._codec.encode(request["prompt"])
+        prompt = encode(self._codec, request["prompt"])
         cache = self._target.new_cache()
         rows, token_ids = prompt, list[int]()
         while len(token_ids) < request["max_tokens"]:
@@ -61,7 +61,7 @@ class BareBaseline:
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
         # The row of a token ranks the next one, so the last token of the text needs none. The rows that count, one for
         # each token, begin with the prompt's last one. One forward has them all.
-        rows = [*self._codec.encode(request["prompt"]), *token_ids[:-1]]
+        rows = [*encode(self._codec, request["prompt"]), *token_ids[:-1]]
         cache = self._draft.new_cache()
         logits, indices = self._draft.forward([Segment(cache, rows, len(token_ids))]), range(len(token_ids))
         cache.clear()

@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from outrider_bench.workers.worker import Stopwatch, serve_pair
+from outrider.models.text import TextCodec
+from outrider_bench.workers.worker import Handler, Stopwatch, encode, serve_pair
 
 _ASSISTANT_DEFAULTS = {
     "num_assistant_tokens": None,
@@ -49,8 +50,8 @@ class _Clock(BaseStreamer):
 class HfBaseline:
     """The two models, and the three ways."""
 
-    def __init__(self, target: Any, draft: Any, tokenizer: Any) -> None:
-        self._target, self._draft, self._tokenizer = target, draft, tokenizer
+    def __init__(self, target: Any, draft: Any, codec: TextCodec) -> None:
+        self._target, self._draft, self._codec = target, draft, codec
         # Weights come with a generation config: defaults of the sampling and an end-of-sequence token, which the
         # benchmark does not want.
         for model in (target, draft):
@@ -71,18 +72,17 @@ class HfBaseline:
             arguments |= {"do_sample": True, "temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
         torch.manual_seed(request["seed"])
         watch = Stopwatch()
-        tokens = self._tokenizer(request["prompt"], return_tensors="pt")
-        prompt = {name: each.to(self._target.device) for name, each in tokens.items()}
+        prompt = torch.tensor([encode(self._codec, request["prompt"])], device=self._target.device)
         with _counted_rows(self._target) as rows:
             output = self._target.generate(
-                input_ids=prompt["input_ids"],
-                attention_mask=prompt["attention_mask"],
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
                 max_new_tokens=request["max_tokens"],
                 streamer=_Clock(watch),
                 **arguments,
             )
         duration_s = watch.elapsed_s()
-        num_prompt_tokens = prompt["input_ids"].shape[1]
+        num_prompt_tokens = prompt.shape[1]
         token_ids = output[0, num_prompt_tokens:].tolist()
         # Each forward has one row that is no draft; the first also has the prompt.
         num_drafted = sum(rows) - len(rows) - (num_prompt_tokens - 1)
@@ -117,7 +117,11 @@ def _counted_rows(model: Any) -> Iterator[list[int]]:
 
 def main() -> None:
     """Runs the worker."""
-    serve_pair(__doc__, lambda *pair: {"generate": HfBaseline(*pair).generate})
+
+    def open_pair(target: Any, draft: Any, tokenizer: Any) -> Mapping[str, Handler]:
+        return {"generate": HfBaseline(target, draft, TextCodec(tokenizer)).generate}
+
+    serve_pair(__doc__, open_pair)
 
 
 if __name__ == "__main__":

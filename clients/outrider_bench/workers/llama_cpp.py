@@ -21,7 +21,7 @@ from typing import Any
 
 from outrider.models.text import TextCodec
 from outrider_bench.workers.gguf_file import write_gguf
-from outrider_bench.workers.worker import Handler, Stopwatch, serve_pair
+from outrider_bench.workers.worker import Handler, Stopwatch, encode, serve_pair
 from outrider_cli.local.die_with_parent import die_with_parent
 from outrider_cli.local.redis import free_port
 
@@ -166,7 +166,7 @@ class LlamaCppPeer:
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Runs one generation, and times it."""
         watch = Stopwatch()
-        prompt = self._codec.encode(request["prompt"])
+        prompt = encode(self._codec, request["prompt"])
         answer = self._servers[_key_of(options)].complete(completion_request(prompt, request))
         duration_s = watch.elapsed_s()
         token_ids, timings = answer["tokens"], answer["timings"]

@@ -33,7 +33,7 @@ from outrider_bench.costs import Costs
 from outrider_bench.drivers import to_proto
 from outrider_bench.samples import Request
 from outrider_bench.workers.simulated_pair import Simulation
-from outrider_bench.workers.worker import Handler, pin, serve
+from outrider_bench.workers.worker import Handler, encode, pin, serve
 
 POOL_TOKENS = 16_384
 """Room for a few texts: the services next to this worker have pools of their own."""
@@ -60,7 +60,7 @@ class Pair:
             min(1, q/p) that the token was a kept draft, had it been drawn by the ratio rule; and `overlap`, 1 - TV.
         """
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
-        prompt = self._codec.encode(request["prompt"])
+        prompt = encode(self._codec, request["prompt"])
         token_ids, target_logits = self._decode(prompt, params, request["max_tokens"])
         cache = self._draft.new_cache()
         # The row of a token predicts the next one, so the rows that count begin with the prompt's last one.
@@ -252,7 +252,8 @@ def _open(flags: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Handl
         return {"refused": pairs.refusal(flags.target, flags.draft, difference)}, {}
     pair = Pair(target, draft)
     models = {"target": target, "draft": draft}
-    hello = {role: {"model_id": model.model_id, "dtype": model.dtype} for role, model in models.items()}
+    hello: dict[str, Any] = {role: {"model_id": model.model_id, "dtype": model.dtype} for role, model in models.items()}
+    hello["has_chat_template"] = bool(target.tokenizer.chat_template)
     return hello, handlers | {"watch": pair.watch, "measure": pair.measure}
 
 

@@ -10,8 +10,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.models.text import TextCodec
 
 Handler = Callable[..., dict[str, Any]]
 OpenPair = Callable[[Any, Any, Any], Mapping[str, Handler]]
@@ -62,10 +65,21 @@ def serve_pair(description: str | None, open_pair: OpenPair) -> None:
         target, tokenizer = build_hf_model(flags.target, flags.dtype)
         draft, _ = build_hf_model(flags.draft, flags.draft_dtype)
         # Described first, because a runner repacks the weights.
-        hello = {"target": describe_model(target, flags.target), "draft": describe_model(draft, flags.draft)}
+        hello = {
+            "target": describe_model(target, flags.target),
+            "draft": describe_model(draft, flags.draft),
+            "has_chat_template": bool(tokenizer.chat_template),
+        }
         return hello, open_pair(target, draft, tokenizer)
 
     serve(load)
+
+
+def encode(codec: TextCodec, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
+    """Returns the token ids of a request's prompt: those that the verifier makes of it."""
+    from outrider.models.text import Chat
+
+    return codec.encode(prompt) if isinstance(prompt, str) else codec.encode_chat(Chat(prompt))
 
 
 class Stopwatch:

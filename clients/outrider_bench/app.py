@@ -290,7 +290,6 @@ def serve(
         int | None, typer.Option(help="Requests of each run; prompts come again. Default: each prompt once.")
     ] = None,
     prompts: Prompts = DEFAULT_PROMPTS,
-    held_out: HeldOut = False,
     categories: Categories = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 = greedy.")] = 0.7,
@@ -302,7 +301,7 @@ def serve(
 ) -> None:
     """Measures a gateway under load: GuideLLM sends requests at a rate, whatever the server makes of them."""
     with checked():
-        chosen = read_prompts(prompts, categories, None, held_out=held_out)
+        chosen = read_prompts(prompts, categories, None)
         config = ServeConfig(
             url=url,
             guidellm=guidellm,

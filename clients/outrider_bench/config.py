@@ -282,7 +282,7 @@ def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
     return (cores[0], cores[-1])
 
 
-def read_prompts(source: str, categories: str, count: int | None, *, held_out: bool) -> tuple[Prompt, ...]:
+def read_prompts(source: str, categories: str, count: int | None, *, held_out: bool = False) -> tuple[Prompt, ...]:
     """Returns the prompts that the flags --prompts, --held-out, --categories and --num-prompts choose."""
     _require(count is None or count >= 1, "--num-prompts", ">= 1", count)
     try:

@@ -44,6 +44,12 @@ END_TIMEOUT_S = 1.0
 """Seconds to wait for the end of a process: its connections close a moment before it is gone."""
 _STACK_FLAGS = ("target", "target_dtype", "draft", "draft_dtype", "speculator", "device", "num_threads")
 
+From = Annotated[
+    str,
+    typer.Option(
+        "--from", help=f'{", ".join(PROMPT_SETS)}, or JSONL: {{"prompt": ...}}, or HumanEval, GSM8K or MT-Bench.'
+    ),
+]
 OnOutput = Callable[[int], None]
 """Called with the number of tokens of every output."""
 Display = tuple[Callable[[str], None], OnOutput]
@@ -80,12 +86,7 @@ class BuildPlan:
 def build(
     context: typer.Context,
     *,
-    prompts: Annotated[
-        str,
-        typer.Option(
-            "--from", help=f'{", ".join(PROMPT_SETS)}, or JSONL: {{"prompt": ...}}, HumanEval, GSM8K or MT-Bench.'
-        ),
-    ],
+    prompts: From,
     out: Annotated[Path, typer.Option(help="The prior file to write.")],
     rounds: Annotated[
         int,

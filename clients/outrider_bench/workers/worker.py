@@ -10,8 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from outrider_cli.prompts import Input
 
 if TYPE_CHECKING:
     from outrider.models.text import TextCodec
@@ -75,7 +77,7 @@ def serve_pair(description: str | None, open_pair: OpenPair) -> None:
     serve(load)
 
 
-def encode(codec: TextCodec, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
+def encode(codec: TextCodec, prompt: Input) -> list[int]:
     """Returns the token ids of a request's prompt: those that the verifier makes of it."""
     from outrider.models.text import Chat
 

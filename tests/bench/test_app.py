@@ -37,6 +37,8 @@ GENERATE = [
     (["--num-prompts", "0"], "--num-prompts must be >= 1, got '0'"),
     (["--categories", "poems"], "--categories: there is no category 'poems' (there are: code, prose, repetitive)"),
     (["--prompts", "/nowhere.jsonl"], "--prompts: /nowhere.jsonl: No such file or directory"),
+    (["--prompts", "chat"], "--prompts: chat: No such file or directory (there are the sets chats, demo, humaneval"),
+    (["--prompts", "demo", "--held-out"], "--prompts: demo: no prompt is held out"),
     (["--cores", "zero"], "--cores must be auto, none, or one or two of the cores"),
     (["--address", "h:1", "--baselines", "hf"], "--baselines must be empty with --address, got 'hf'"),
     (["--address", "h:1", "--rtt-ms", "20"], "--rtt-ms must be 0 with --address, got '20.0'"),
@@ -78,6 +80,7 @@ OTHERS = [
     ("serve --guidellm sh --seed -1", "--seed must be in [0, 2**32), got '-1'"),
     ("serve --guidellm sh --temperature -1", "--temperature must be a number >= 0, got '-1.0'"),
     ("serve --guidellm sh --prompts /nowhere.jsonl", "--prompts: /nowhere.jsonl: No such file or directory"),
+    ("serve --guidellm sh --prompts chats", "--prompts must be texts, as demo and humaneval are, because GuideLLM"),
     (
         "serve --guidellm sh --url http://h:1 --draft demo/draft-c5",
         "--target and --draft must be their defaults with --url",

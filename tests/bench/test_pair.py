@@ -20,6 +20,7 @@ from outrider_bench.experiment import PLAIN, Contender
 from outrider_bench.pair.acceptance import OWN_CHOICE, RATIO, SHARED_NOISE, acceptances_of, by_position
 from outrider_bench.pair.comparison import INCONCLUSIVE, MET, MISSED, claims_of, comparisons_of, token_times
 from outrider_bench.pair.costs import DRAFT_ROWS, LONG, PROBES, SHORT, TARGET_ROWS, costs_of
+from outrider_bench.pair.report import category_tables
 from outrider_bench.pair.settings import METHODS, Prediction, Setting, best_of, measured_settings, predicted_for
 from outrider_bench.samples import Block, Chunk, Condition, GenerationSample, Rounds, Sample
 from outrider_cli.local.stack import LocalStack, StackConfig
@@ -74,6 +75,17 @@ def test_each_rule_is_judged_by_its_own_verdicts() -> None:
     assert found[SHARED_NOISE].by_position == (1.0, 1.0)
     assert found[OWN_CHOICE].mean == 0.0
     assert found[RATIO].by_position == (0.5, 0.5)
+
+
+def test_acceptance_is_told_of_all_texts_and_of_each_category() -> None:
+    right, wrong = (
+        {name: [value] * 8 for name in ("shared_noise", "own_choice", "kept", "overlap")} for value in (1, 0)
+    )
+    found = acceptances_of([right, wrong, wrong, wrong], ["write", "code", "code", "code"], 1.0, 2)
+    assert {one.category: one.mean for one in found} == {"all": 0.25, "write": 1.0, "code": 0.0}
+    [table] = category_tables([one.to_json() for one in found])
+    assert table.columns == ("T", "rule", "write", "code")
+    assert {tuple(row[2:]) for row in table.rows} == {("1.00", "0.00")}
 
 
 def probe(one: Contender, latency_ms: float = 0.0, last_s: float = 0.014, **times: float) -> Block:

@@ -6,6 +6,7 @@ complete: an interrupted run loses only what is not in a file yet, and a later o
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
 
 HEADER = "data.json"
 SHARDS = "answers-*.safetensors"
@@ -53,28 +55,51 @@ class Document:
 
 
 class AnswersWriter:
-    """Adds documents to a folder. `close` writes what is left; without it the last, incomplete file is lost."""
+    """Adds documents to a folder. `flush` writes what is left; without it the last, incomplete file is lost."""
 
     def __init__(self, folder: Path, header: Header) -> None:
-        """Makes the folder, or goes on in one. Raises BadAnswers if it holds the answers of another target."""
+        """Makes the folder, or goes on in one. Raises BadAnswers if it holds the answers of another target, or if
+        another writer is at it; OSError if it cannot be made."""
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / HEADER).is_file():
-            if (found := read_header(folder)) != header:
-                raise BadAnswers(f"{folder} holds answers of {found.model} that differ from those of {header.model}")
-        else:
-            _write_whole(folder / HEADER, json.dumps(asdict(header), indent=2).encode() + b"\n")
         self._pending: list[Document] = []
         self._num_pending_tokens = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        # Two writers would give the same number to their files. The lock ends with this process at the latest.
+        self._lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._check(header)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise BadAnswers(f"{folder}: another command is writing answers there") from None
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _check(self, header: Header) -> None:
+        if not (self._folder / HEADER).is_file():
+            _write_whole(self._folder / HEADER, json.dumps(asdict(header), indent=2).encode() + b"\n")
+        elif (found := asdict(read_header(self._folder))) != asdict(header):
+            name, wanted = next(pair for pair in asdict(header).items() if found[pair[0]] != pair[1])
+            raise BadAnswers(
+                f"{self._folder} holds answers with {name} {found[name]}, not {wanted}: name another folder"
+            )
 
     def add(self, document: Document) -> None:
-        """Adds a document; may write a file. Raises OSError; then nothing is lost, and `close` may be tried again."""
+        """Adds a document; may write a file. Raises OSError; then nothing is lost, and `flush` may be tried again."""
         self._pending.append(document)
         self._num_pending_tokens += len(document.token_ids)
         if self._num_pending_tokens >= TOKENS_PER_SHARD:
-            self.close()
+            self.flush()
 
     def close(self) -> None:
+        """Writes what is left, and lets others write to the folder. Raises OSError."""
+        try:
+            self.flush()
+        finally:
+            os.close(self._lock)
+
+    def flush(self) -> None:
         """Writes what is not in a file yet. Raises OSError."""
         if not self._pending:
             return
@@ -86,13 +111,8 @@ class AnswersWriter:
             "top_logprobs": np.concatenate([each.top_logprobs for each in self._pending]),
         }
         number = 1 + max((int(path.stem.rpartition("-")[2]) for path in self._folder.glob(SHARDS)), default=-1)
-        path = self._folder / f"answers-{number:06}.safetensors"
-        partial = path.with_suffix(".partial")
-        try:
-            save_file(arrays, partial)
-            partial.rename(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        # Not `save_file`, whose errors are no OSError.
+        _write_whole(self._folder / f"answers-{number:06}.safetensors", save(arrays))
         self._pending.clear()
         self._num_pending_tokens = 0
 
@@ -116,6 +136,20 @@ def read_answers(folder: Path) -> Answers:
     if not documents:
         raise BadAnswers(f"{folder} holds no answers yet")
     return Answers(read_header(folder), documents)
+
+
+def read_prompts(folder: Path) -> Iterator[tuple[npt.NDArray[np.int32], int]]:
+    """Yields the prompt of each document, and how many tokens the target wrote after it. Does not read what is large,
+    the log-probabilities. Raises BadAnswers."""
+    for path in sorted(folder.glob(SHARDS)):
+        try:
+            with safe_open(path, "numpy") as file:
+                token_ids, lengths, firsts = (file.get_tensor(name) for name in ("token_ids", "lengths", "firsts"))
+        except Exception as error:  # safetensors raises its own for a file that is cut off
+            raise BadAnswers(f"{path} cannot be read: {error}") from error
+        starts = np.cumsum(lengths) - lengths
+        for start, length, first in zip(starts.tolist(), lengths.tolist(), firsts.tolist(), strict=True):
+            yield token_ids[start : start + first], length - first
 
 
 def read_header(folder: Path) -> Header:
@@ -142,6 +176,13 @@ def _read_shard(path: Path) -> Iterator[Document]:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
+    """Writes a file that appears when it is complete. Raises OSError; then there is no such file, or the one before."""
     partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,113 @@
+"""Prompts for a target to answer: users' turns that it writes itself, or the lines of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from outrider.v1 import verifier_pb2
+from outrider_cli.prompts import PromptError, load_lines, parse_line
+from outrider_client.client import Client
+from outrider_client.errors import FailedPrecondition, InvalidArgument
+from outrider_client.requests import prompt_message
+
+TokenIds = tuple[int, ...]
+
+SYSTEMS = (
+    "",
+    "",
+    "",
+    "You are a helpful assistant that writes and explains code.",
+    "You are a helpful assistant that writes and explains code.",
+    "You are a helpful assistant that solves problems step by step.",
+    "You are a helpful writing assistant.",
+    "Rewrite the input text to make it more professional.",
+    "Summarize the input text in up to three sentences.",
+)
+"""What a model is told first steers what it takes a user to say next: questions, code, sums, and whole texts to work
+on. Empty: what the template itself says. Each one is as frequent as it stands here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFrame:
+    """Holds the tokens that a chat template writes around what is said.
+
+    A model that goes on from `opening` writes what a user might say: it has read such turns in training.
+    """
+
+    opening: TokenIds
+    """Stands before a user's first words."""
+    to_answer: TokenIds
+    """Stands between a user's words and the answer. Its first token ends a user's turn."""
+    to_next_turn: TokenIds
+    """Stands between an answer and the user's next words. Empty if the template changes earlier turns."""
+
+
+async def chat_frames(client: Client) -> list[ChatFrame]:
+    """Returns the frames of chats that begin with each of `SYSTEMS`, as far as the target's template takes them. Empty
+    if the template cannot be taken apart."""
+    frames = {system: await _chat_frame(client, system) for system in dict.fromkeys(SYSTEMS)}
+    return [frame for system in SYSTEMS if (frame := frames[system]) is not None]
+
+
+async def _chat_frame(client: Client, system: str) -> ChatFrame | None:
+    beginning = [{"role": "system", "content": system}] if system else []
+
+    async def tokens(*said: str) -> list[int]:
+        roles = ("user", "assistant", "user")
+        messages = [{"role": role, "content": content} for role, content in zip(roles, said, strict=False)]
+        return await client.tokenize([*beginning, *messages])
+
+    try:
+        # Two chats that differ in one place: what is equal before and after it is the template's.
+        one, other = await tokens("A"), await tokens("7")
+        opening, to_answer = _common(one, other), _common(one[::-1], other[::-1])[::-1]
+        if not opening or not to_answer or len(opening) + len(to_answer) >= min(len(one), len(other)):
+            return None
+        end = one[len(opening) :]
+        one, other = await tokens("A", "B", "A"), await tokens("A", "8", "A")
+    except (FailedPrecondition, InvalidArgument):  # many templates refuse a message of the system's
+        return None
+    rest = _common(one[::-1], other[::-1])[::-1]
+    is_kept = _common(one, other) == [*opening, *end] and rest[-len(end) :] == end
+    return ChatFrame(tuple(opening), tuple(to_answer), tuple(rest[: -len(end)]) if is_kept else ())
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Returns the beginning that two sequences share."""
+    return [first for first, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+
+
+def load_prompts(path: Path) -> list[verifier_pb2.Prompt]:
+    """Returns the prompts of a file in JSONL: texts, which are continued as they stand, and chats, which are answered.
+    Raises PromptError, which names the line and the field that is wrong."""
+    return load_lines(path, _parse)
+
+
+def _parse(line: str, where: str) -> verifier_pb2.Prompt:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        entry = None  # `parse_line` says what is wrong
+    try:
+        if not isinstance(entry, dict) or "messages" not in entry:
+            return prompt_message(parse_line(line, where).text, {})
+        messages = entry["messages"]
+        if not isinstance(messages, list) or not messages:
+            raise PromptError(f"{where}: messages must be a list that is not empty")
+        chat = prompt_message(messages, {"tools": entry.get("tools")})
+    except PromptError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PromptError(f"{where}: {str(error).replace('prompt[', 'messages[')}") from None
+    if not isinstance(messages[0], dict):
+        raise PromptError(f"{where}: messages[0] must be an object with role and content")
+    # A set for training has answers too. The target writes its own.
+    while chat.chat.messages and chat.chat.messages[-1].role == "assistant":
+        del chat.chat.messages[-1]
+    if not chat.chat.messages:
+        raise PromptError(f"{where}: messages must have one that is not the assistant's")
+    return chat

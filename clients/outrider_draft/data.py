@@ -90,7 +90,7 @@ def data(
         )
         try:
             given = None if prompts is None else load_prompts(prompts)
-            asyncio.run(_sample(address, out, plan, num_top, given, progress, security))
+            asyncio.run(sample(address, out, plan, num_top, given, progress, security))
         except PromptError as error:
             raise PromptError(f"--prompts: {error}") from None
         except BadAnswers as error:
@@ -102,7 +102,7 @@ def data(
         typer.echo(f"{_state(out, progress)}; next: outrider draft train --data {shlex.quote(str(out))}")
 
 
-async def _sample(
+async def sample(
     address: str,
     out: Path,
     plan: Plan,

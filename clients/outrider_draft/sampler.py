@@ -15,6 +15,7 @@ from random import Random
 
 import numpy as np
 
+from outrider_cli.prompts import PromptError
 from outrider_client.client import Client, Generation
 from outrider_client.errors import ResourceExhausted
 from outrider_client.generation import Chunk, FinishReason
@@ -31,6 +32,8 @@ NEXT_TURNS = 0.25
 MOST_PERIOD, LOOP_TOKENS = 32, 96
 """A text loops if so many tokens at its end repeat with no longer a period. At low temperatures small models get stuck
 so, and all that follows would teach a draft nothing."""
+MOST_BAD_TURNS = 256
+"""So many users' turns in a row without a usable one: the target cannot write them."""
 LEAST_ROOM = 64
 """A prompt that leaves less of the context for its answer is dropped."""
 
@@ -116,6 +119,7 @@ class Sampler:
         """
         self._client, self._header, self._context_len = client, header, context_len
         self._writer, self._plan, self.progress = writer, plan, progress
+        self._num_bad_turns = 0
         self._answered: Counter[TokenIds] = Counter()
         for prompt, num_tokens in there:
             self._answered[prompt] += 1
@@ -211,6 +215,10 @@ class Sampler:
             or self._is_dropped(_loops(turn), "repeated")
             or self._is_dropped(generation.result.finish_reason is FinishReason.LENGTH, "too long")
         )
+        self._num_bad_turns = self._num_bad_turns + 1 if is_bad else 0
+        if self._num_bad_turns >= MOST_BAD_TURNS:
+            told = ", ".join(f"{number} {reason}" for reason, number in self.progress.dropped.items() if number)
+            raise PromptError(f"must be given: {self._header.model} does not write users' turns of use ({told})")
         return () if is_bad else tuple(turn)
 
     async def _answer(self, prompt: TokenIds, temperature: float, seed: int) -> _Answer:

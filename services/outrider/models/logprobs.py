@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,13 +36,8 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int, mode:
 def _begin(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) -> Callable[[], list[TokenLogprobs]]:
     """Tells a device to find what `token_logprobs` returns, for token ids as whole numbers [rows]. Returns a function
     that waits for it."""
-    values = logits.log_softmax(-1) if mode.is_normalised else logits
-    own = values.gather(-1, token_ids[:, None].long())
-    ranks = (values > own).sum(-1) + 1
-    found = [own.squeeze(-1), ranks]
-    if num_top:
-        found += largest(values, min(num_top, values.shape[-1]))
-    copies = [HostCopy(each) for each in found]
+    find = _find_on_host if logits.device.type == "cpu" else _find
+    copies = [HostCopy(each) for each in find(logits, token_ids[:, None].long(), num_top, mode)]
 
     def wait() -> list[TokenLogprobs]:
         own, ranks, *leading = (copy.wait().tolist() for copy in copies)
@@ -53,6 +49,35 @@ def _begin(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) 
         return [TokenLogprobs(*each) for each in zip(own, ranks, top or [()] * len(own), strict=True)]
 
     return wait
+
+
+def _find(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) -> list[Tensor]:
+    """Finds the numbers and ranks of tokens, each [rows], and the most probable tokens as `largest` does."""
+    values = logits.log_softmax(-1) if mode.is_normalised else logits
+    own = values.gather(-1, token_ids)
+    found = [own.squeeze(-1), (values > own).sum(-1) + 1]
+    return found + list(largest(values, min(num_top, values.shape[-1]))) if num_top else found
+
+
+def _find_on_host(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) -> list[Tensor]:
+    """Does what `_find` does. A row at a time stays in a core's cache, where all of them at once would be written to
+    memory and read again; and one thread waits for no other."""
+    own, ranks = logits.gather(-1, token_ids), np.empty(len(logits), np.int64)
+    peaks, totals = np.zeros((2, len(logits), 1), np.float32)
+    for number, (row, value) in enumerate(zip(logits.numpy(), own.numpy(), strict=True)):
+        ranks[number] = 1 + np.count_nonzero(row > value)
+        if mode.is_normalised:
+            peaks[number] = row.max()
+            totals[number] = np.log(np.exp(row - peaks[number]).sum())
+
+    def shown(values: Tensor) -> Tensor:
+        return values - torch.from_numpy(peaks) - torch.from_numpy(totals)
+
+    found = [shown(own).squeeze(-1), torch.from_numpy(ranks)]
+    if num_top:
+        values, ids = largest(logits, min(num_top, logits.shape[-1]))
+        found += [shown(values), ids]
+    return found
 
 
 def begin_drawn_logprobs(

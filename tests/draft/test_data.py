@@ -103,7 +103,7 @@ async def test_a_file_is_answered_once_at_each_temperature_over_several_runs(
     assert third.num_new_tokens == 0
 
 
-async def test_a_run_that_goes_on_draws_other_conversations(chatting: RunningVerifier, tmp_path: Path) -> None:
+async def test_a_run_goes_on_where_the_folder_stands(chatting: RunningVerifier, tmp_path: Path) -> None:
     await sampled(chatting, tmp_path, num_tokens=60)
     await sampled(chatting, tmp_path, num_tokens=120)
     answers = read_answers(tmp_path)
@@ -172,6 +172,18 @@ async def test_ctrl_c_keeps_what_was_written_and_says_how_to_go_on(chatting: Run
     assert errors.endswith("interrupted\n")
     assert read_answers(tmp_path / "out").num_tokens > 0
     assert await chatting.is_idle()
+
+
+@pytest.mark.slow
+async def test_a_full_disk_is_one_line_and_leaves_nothing_half(chatting: RunningVerifier, tmp_path: Path) -> None:
+    flags = ["--address", chatting.address, "--out", str(tmp_path / "out"), "--tokens", "300"]
+    # No file of the command may grow beyond 4 kB.
+    limited = ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", sys.executable, "-c", COMMAND, *flags]
+    process = await asyncio.create_subprocess_exec(*limited, stderr=asyncio.subprocess.PIPE)
+    errors = (await process.communicate())[1].decode()
+    assert process.returncode == 1, errors
+    assert "error: [Errno 27] File too large" in errors.splitlines()[-1]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["data.json"]
 
 
 @pytest.mark.parametrize(

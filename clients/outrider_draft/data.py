@@ -43,7 +43,9 @@ def data(
     num_tokens: Annotated[
         int | None,
         typer.Option(
-            "--tokens", help=f"Ends with so many tokens of answers in the folder. [default: {DEFAULT_TOKENS}]", min=1
+            "--tokens",
+            help=f"Ends with so many tokens of answers in the folder. [default: {DEFAULT_TOKENS}, or all of --prompts]",
+            min=1,
         ),
     ] = None,
     hours: Annotated[float | None, typer.Option(help="Ends after this time instead.")] = None,
@@ -81,7 +83,7 @@ def data(
         if not all(map(math.isfinite, temperatures)):
             raise FlagError("--temperature", "a finite number", max(temperatures))
         plan = Plan(
-            num_tokens=num_tokens or (DEFAULT_TOKENS if hours is None else None),
+            num_tokens=num_tokens or (DEFAULT_TOKENS if hours is None and prompts is None else None),
             seconds=None if hours is None else 3600 * hours,
             temperatures=temperatures,
             max_tokens=max_tokens,
@@ -144,11 +146,13 @@ async def _shown(what: str, plan: Plan, progress: Progress) -> AsyncIterator[Non
 
     async def show() -> None:
         with progress_on(console) as bar:
-            task = bar.add_task(what, total=plan.num_tokens or plan.seconds)
+            task = bar.add_task(what)
             while True:
-                done = progress.num_tokens if plan.num_tokens is not None else progress.seconds
-                text = f"{what}: {progress.num_tokens} tokens, {progress.speed:.0f} tokens/s{_left(plan, progress)}"
-                bar.update(task, completed=done, description=text)
+                share = _share(plan, progress)
+                seconds = progress.seconds * (1 / share - 1) if share else 0.0
+                left = f", {timedelta(seconds=round(seconds))} left" if seconds > 0 else ""
+                text = f"{what}: {progress.num_tokens} tokens, {progress.speed:.0f} tokens/s{left}"
+                bar.update(task, total=1.0, completed=share, description=text)
                 if not console.is_terminal:
                     console.print(text, markup=False)
                 await asyncio.sleep(SHOW_S if console.is_terminal else SAY_S)
@@ -162,14 +166,14 @@ async def _shown(what: str, plan: Plan, progress: Progress) -> AsyncIterator[Non
             await showing
 
 
-def _left(plan: Plan, progress: Progress) -> str:
+def _share(plan: Plan, progress: Progress) -> float:
+    """Returns how much of this run is done: 0 to 1."""
     if plan.seconds is not None:
-        seconds = plan.seconds - progress.seconds
-    elif plan.num_tokens is not None and progress.speed:
-        seconds = (plan.num_tokens - progress.num_tokens) / progress.speed
-    else:
-        return ""
-    return f", {timedelta(seconds=max(0, round(seconds)))} left"
+        return progress.seconds / plan.seconds
+    if plan.num_tokens is not None:
+        num_before = progress.num_tokens - progress.num_new_tokens
+        return progress.num_new_tokens / max(1, plan.num_tokens - num_before)
+    return progress.num_documents / progress.most_documents if progress.most_documents else 0.0
 
 
 def _state(out: Path, progress: Progress) -> str:

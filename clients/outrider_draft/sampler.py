@@ -43,9 +43,9 @@ class Plan:
     """Says how much is sampled, and how."""
 
     num_tokens: int | None
-    """Tokens of answers in the folder at the end; None: as many as there is time for."""
+    """Tokens of answers in the folder at the end; None: no limit."""
     seconds: float | None
-    """Longest time; None: as long as the tokens take."""
+    """Longest time; None: no limit."""
     # A draft is asked after all three kinds of text: greedy ones are the plainest, those at temperature 1 go where a
     # draft's mistakes are, and a user's are mostly between.
     temperatures: Sequence[float] = (0.0, 0.7, 1.0)
@@ -60,6 +60,8 @@ class Progress:
     """Counts what is there; read while the sampling goes on."""
 
     num_documents: int = 0
+    most_documents: int | None = None
+    """Documents when all prompts of a file are answered."""
     num_tokens: int = 0
     """Tokens of answers in the folder."""
     num_new_tokens: int = 0
@@ -134,17 +136,16 @@ class Sampler:
         async def hold(index: int) -> None:
             random = Random(f"{self._seed} {index}")
             frame = random.choice(frames)
-            prompt = frame.opening
+            history = frame.opening
             while True:
-                turn = await self._turn(prompt, frame, random)
-                prompt += turn + frame.to_answer
-                if not turn or not self._takes(prompt) or self._is_dropped(prompt in self._answered, "duplicate"):
+                prompt = await self._next_prompt(history, frame, random)
+                if prompt is None or not self._takes(prompt):
                     return
                 temperature = random.choice(self._plan.temperatures)
                 answer = await self._answer(prompt, temperature, random.getrandbits(63))
                 if not answer.is_whole or not frame.to_next_turn or random.random() >= NEXT_TURNS:
                     return
-                prompt += tuple(answer.token_ids) + frame.to_next_turn
+                history = prompt + tuple(answer.token_ids) + frame.to_next_turn
 
         await self._hold_all(itertools.count(), hold)
 
@@ -155,6 +156,7 @@ class Sampler:
         self.progress.dropped["duplicate"] += len(prompts) - len(distinct)
         # Dropped once, not once at each temperature.
         distinct = list(filter(self._takes, distinct))
+        self.progress.most_documents = len(distinct) * len(temperatures)
 
         async def hold(index: int) -> None:
             number, place = divmod(index, len(distinct))
@@ -162,7 +164,7 @@ class Sampler:
             if number >= answered[prompt]:
                 await self._answer(prompt, temperature, Random(f"{self._seed} {index}").getrandbits(63))
 
-        await self._hold_all(range(len(distinct) * len(temperatures)), hold)
+        await self._hold_all(range(self.progress.most_documents), hold)
 
     async def _hold_all(self, indices: Iterable[int], hold: Callable[[int], Awaitable[None]]) -> None:
         """Holds the conversations of these numbers, some at a time."""
@@ -194,11 +196,12 @@ class Sampler:
         self.progress.dropped[reason] += is_bad
         return is_bad
 
-    async def _turn(self, prompt: TokenIds, frame: ChatFrame, random: Random) -> TokenIds:
-        """Returns what a user says next; nothing if it is none that a user would say."""
+    async def _next_prompt(self, history: TokenIds, frame: ChatFrame, random: Random) -> TokenIds | None:
+        """Returns a conversation with what a user says next, ready to be answered; None if that is of no use. Raises
+        PromptError if the target cannot write users' turns."""
         turn: list[int] = []
         generation = await self._generate(
-            prompt,
+            history,
             lambda chunk: turn.extend(chunk.token_ids),
             GenerateOptions(
                 temperature=1.0,
@@ -210,16 +213,18 @@ class Sampler:
                 seed=random.getrandbits(63),
             ),
         )
+        prompt = (*history, *turn, *frame.to_answer)
         is_bad = (
             self._is_dropped(not generation.text.strip(), "empty")
-            or self._is_dropped(_loops(turn), "repeated")
+            or self._is_dropped(_loops(turn), "looping")
             or self._is_dropped(generation.result.finish_reason is FinishReason.LENGTH, "too long")
+            or self._is_dropped(prompt in self._answered, "duplicate")
         )
         self._num_bad_turns = self._num_bad_turns + 1 if is_bad else 0
         if self._num_bad_turns >= MOST_BAD_TURNS:
             told = ", ".join(f"{number} {reason}" for reason, number in self.progress.dropped.items() if number)
             raise PromptError(f"must be given: {self._header.model} does not write users' turns of use ({told})")
-        return () if is_bad else tuple(turn)
+        return None if is_bad else prompt
 
     async def _answer(self, prompt: TokenIds, temperature: float, seed: int) -> _Answer:
         """Has the target answer a prompt. What it has written is kept, however the answer ends."""

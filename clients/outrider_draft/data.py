@@ -101,7 +101,7 @@ def data(
             if progress.num_documents:
                 complain(f"{_state(out, progress)}; this goes on: {shlex.join(['outrider', *sys.argv[1:]])}", kind="")
             raise
-        typer.echo(f"{_state(out, progress)}; next: outrider draft train --data {shlex.quote(str(out))}")
+        typer.echo(f"{_state(out, progress)}; next: outrider draft train DRAFT --data {shlex.quote(str(out))}")
 
 
 async def sample(

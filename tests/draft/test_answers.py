@@ -76,7 +76,8 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path) -> None:
     writer.add(document(2, 500))
     with files_up_to(2000), pytest.raises(OSError, match="too large"):
         writer.flush()
-    assert are_equal(*read_answers(tmp_path).documents, document(3, 4))
+    (whole,) = read_answers(tmp_path).documents
+    assert are_equal(whole, document(3, 4))
     assert len(list(tmp_path.iterdir())) == 2, "nothing half is left over"
     writer.close()
     assert len(read_answers(tmp_path).documents) == 2, "it is written when there is room"

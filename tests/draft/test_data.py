@@ -163,8 +163,13 @@ async def test_ctrl_c_keeps_what_was_written_and_says_how_to_go_on(chatting: Run
         env={**os.environ, "TERM": "dumb"},
     )
     seen: set[str] = set()
+
+    def have_come() -> int:
+        seen.update(chatting.engine.sessions)
+        return len(seen)
+
     # The fifth comes when one of the first four has ended.
-    await until(lambda: seen.update(chatting.engine.sessions) or len(seen) > 4)
+    await until(lambda: have_come() > 4)
     process.send_signal(signal.SIGINT)
     errors = (await process.communicate())[1].decode()
     assert process.returncode == 130, errors

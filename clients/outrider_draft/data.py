@@ -27,7 +27,7 @@ from outrider_client.channel import SecurityOptions
 from outrider_client.client import Client
 from outrider_client.errors import OutriderError
 from outrider_draft.answers import AnswersWriter, BadAnswers, Header, read_prompts
-from outrider_draft.prompts import chat_frames, load_prompts
+from outrider_draft.prompts import chat_frames, prompts_to_answer
 from outrider_draft.sampler import Plan, Progress, Sampler
 
 DEFAULT_TOKENS = 2_000_000
@@ -50,11 +50,11 @@ def data(
     ] = None,
     hours: Annotated[float | None, typer.Option(help="Ends after this time instead.")] = None,
     prompts: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FILE.jsonl",
-            help='Answers these: {"messages": [...]} is a chat, {"prompt": ...} a text to continue. Unset: the target '
-            "writes the users' turns itself.",
+            metavar="NAME|FILE",
+            help="Answers a set or a file, see `outrider bench generate --help`; the turns of users in it, or its texts. "
+            "Unset: the target writes these turns itself.",
         ),
     ] = None,
     temperature: Annotated[
@@ -91,7 +91,7 @@ def data(
             seed=seed,
         )
         try:
-            given = None if prompts is None else load_prompts(prompts)
+            given = None if prompts is None else prompts_to_answer(prompts)
             asyncio.run(sample(address, out, plan, num_top, given, progress, security))
         except PromptError as error:
             raise PromptError(f"--prompts: {error}") from None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 
 from outrider.v1 import verifier_pb2
-from outrider_cli.prompts import PromptError, load_lines, parse_line
+from outrider_cli.prompts import load_prompts
 from outrider_client.client import Client
 from outrider_client.errors import FailedPrecondition, InvalidArgument
 from outrider_client.requests import prompt_message
@@ -81,33 +79,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [first for first, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
 
 
-def load_prompts(path: Path) -> list[verifier_pb2.Prompt]:
-    """Returns the prompts of a file in JSONL: texts, which are continued as they stand, and chats, which are answered.
-    Raises PromptError, which names the line and the field that is wrong."""
-    return load_lines(path, _parse)
-
-
-def _parse(line: str, where: str) -> verifier_pb2.Prompt:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError:
-        entry = None  # `parse_line` says what is wrong
-    try:
-        if not isinstance(entry, dict) or "messages" not in entry:
-            return prompt_message(parse_line(line, where).text, {})
-        messages = entry["messages"]
-        if not isinstance(messages, list) or not messages:
-            raise PromptError(f"{where}: messages must be a list that is not empty")
-        chat = prompt_message(messages, {"tools": entry.get("tools")})
-    except PromptError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise PromptError(f"{where}: {str(error).replace('prompt[', 'messages[')}") from None
-    if not isinstance(messages[0], dict):
-        raise PromptError(f"{where}: messages[0] must be an object with role and content")
-    # A set for training has answers too. The target writes its own.
-    while chat.chat.messages and chat.chat.messages[-1].role == "assistant":
-        del chat.chat.messages[-1]
-    if not chat.chat.messages:
-        raise PromptError(f"{where}: messages must have one that is not the assistant's")
-    return chat
+def prompts_to_answer(source: str) -> list[verifier_pb2.Prompt]:
+    """Returns the prompts of a set or a file, see `outrider_cli.prompts`: texts, which are continued as they stand, and
+    chats, which are answered. Raises PromptError."""
+    return [prompt_message(prompt.input, {}) for prompt in load_prompts(source)]

@@ -21,7 +21,7 @@ from outrider_cli.prompts import PromptError
 from outrider_client import Client
 from outrider_draft.answers import Answers, BadAnswers, read_answers
 from outrider_draft.data import data, sample
-from outrider_draft.prompts import load_prompts
+from outrider_draft.prompts import prompts_to_answer
 from outrider_draft.sampler import Plan, Progress
 from tests.support.chat_templates import model_with_template, with_template
 from tests.support.services import RunningVerifier, running_verifier, target_model
@@ -46,7 +46,7 @@ async def sampled(verifier: RunningVerifier, out: Path, prompts: Path | None = N
     """Samples into a folder, four top log-probabilities a token."""
     progress = Progress()
     defaults = {"num_tokens": None, "seconds": None, "max_tokens": 16, "num_at_once": 8}
-    given = None if prompts is None else load_prompts(prompts)
+    given = None if prompts is None else prompts_to_answer(str(prompts))
     made = Plan(**(defaults | plan))  # type: ignore[arg-type]
     await sample(verifier.address, out, made, 4, given, progress, {})
     return progress
@@ -115,7 +115,7 @@ async def test_answers_of_another_kind_are_refused(chatting: RunningVerifier, tm
     prompts, out = texts(tmp_path / "p", "def add("), tmp_path / "out"
     await sampled(chatting, out, prompts)
     with pytest.raises(BadAnswers, match="num_top 4, not 5"):
-        await sample(chatting.address, out, Plan(100, None), 5, load_prompts(prompts), Progress(), {})
+        await sample(chatting.address, out, Plan(100, None), 5, prompts_to_answer(str(prompts)), Progress(), {})
 
 
 async def test_time_ends_it(chatting: RunningVerifier, tmp_path: Path) -> None:

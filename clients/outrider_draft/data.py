@@ -53,8 +53,8 @@ def data(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Answers a set or a file of prompts, see `outrider bench generate --help`. Unset: the target writes the "
-            "turns of users itself.",
+            help="Answers a set or a file of prompts, see `outrider bench generate --help`. Unset: the target writes "
+            "the turns of users itself.",
         ),
     ] = None,
     temperature: Annotated[

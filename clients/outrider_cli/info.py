@@ -62,7 +62,8 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
     model = response.model
     table.add_row("address", address)
     table.add_row("version", response.version)
-    table.add_row("model", f"{model.model_id}, {model.dtype}" if model.dtype else model.model_id)
+    stored_as = f"dequantised from {response.stored_as}" if response.stored_as else ""
+    table.add_row("model", ", ".join(filter(None, (model.model_id, model.dtype, stored_as))))
     table.add_row("exact rows", f"no: {response.exact_off_reason}" if response.exact_off_reason else "yes")
     table.add_row("tokenizer", f"{model.vocab_size} tokens, sha256 {model.tokenizer_hash[:12]}")
     table.add_row("context", f"{model.max_context_len} tokens")

@@ -69,7 +69,7 @@ def download(models: Iterable[str], show: Callable[[str], None]) -> None:
         show: Takes a line a second about how far the download is.
     """
     for model in dict.fromkeys(models):
-        if not (model.startswith(("demo/", "/", ".", "~")) or Path(model).is_dir()):
+        if not (model.startswith(("demo/", "/", ".", "~")) or Path(model).exists()):
             _download(model, show)
 
 

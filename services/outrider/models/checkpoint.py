@@ -45,56 +45,13 @@ class UnknownModel(UnsupportedModel):
     """There is no such model."""
 
 
-def judge_checkpoint(model_id: str) -> None:
-    """Judges a model by its config and the files next to it. Reads only the headers of the weights.
-
-    Args:
-        model_id: A folder, or a name on the Hugging Face hub. For a name, the files in the hub's cache are judged;
-            nothing is fetched. Names of demo models pass.
-
-    Raises:
-        UnknownModel: It is written as a path, or cannot be a name on the hub, and there is no such folder.
-        UnsupportedModel: The model cannot be served.
-    """
-    if model_id.startswith(DEMO_PREFIX):
-        return
-    path = Path(model_id)
-    if path.is_dir():
-        judge_folder(path)
-    elif path.is_file():
-        raise UnsupportedModel(_no_folder(path))
-    elif not may_be_on_hub(model_id):
-        raise UnknownModel("no such folder")
-    elif (cached := cached_config(model_id)) is not None:
-        judge_config(_read_json(cached), cached.parent)
-
-
-def may_be_on_hub(model_id: str) -> bool:
-    """Returns True if a name is not written as a path is: one on the hub has one slash at most."""
-    return not model_id.startswith(("/", ".", "~")) and bool(model_id) and model_id.count("/") <= 1
-
-
-def cached_config(model_id: str) -> Path | None:
-    """Returns the config of a model in the hub's cache, or that of an adapter; None if neither is there.
-
-    Raises UnknownModel if it cannot be a name on the hub."""
-    from huggingface_hub import try_to_load_from_cache  # not installed everywhere that a folder is judged
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = [try_to_load_from_cache(model_id, name) for name in (CONFIG, ADAPTER_CONFIG)]
-    except HFValidationError as error:
-        raise UnknownModel("no such folder, and no name on the hub") from error
-    return next((Path(path) for path in found if isinstance(path, str)), None)
-
-
 def judge_config_in(folder: Path) -> None:
     """Judges a model by the config in a folder and the files next to it; weights need not be there. Raises
     UnsupportedModel."""
     config = folder / CONFIG
     if not config.is_file():
         raise UnsupportedModel(_no_config(folder))
-    judge_config(_read_json(config), folder)
+    judge_config(read_json(config), folder)
 
 
 def judge_folder(folder: Path) -> None:
@@ -259,25 +216,14 @@ def _causal_models(library: Path) -> Mapping[str, str]:
     return {}
 
 
-def _no_folder(path: Path) -> str:
-    if path.suffix == ".gguf":
-        return f"is a GGUF file, and {_OF_A_FOLDER}"
-    return f"is a file: the folder is to be given that has {CONFIG}"
-
-
-_OF_A_FOLDER = "models are read from folders of the Hugging Face hub's kind: give the model that it was made from"
-
-
 def _no_config(folder: Path) -> str:
     if (folder / ADAPTER_CONFIG).is_file():
         return _adapter_of(folder)
-    if any(folder.glob("*.gguf")):
-        return f"holds GGUF files alone, and {_OF_A_FOLDER}"
     return f"no {CONFIG} in {folder}"
 
 
 def _adapter_of(folder: Path) -> str:
-    base = _read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "another model"
+    base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "another model"
     return (
         f"is a LoRA adapter of {base}: merge it first (merge_and_unload of peft), and give the folder that this makes"
     )
@@ -288,7 +234,7 @@ def _judge_weights(folder: Path) -> None:
     if (folder / WEIGHTS).is_file():
         shards = {WEIGHTS}
     elif (folder / WEIGHTS_INDEX).is_file():
-        weight_map = _read_json(folder / WEIGHTS_INDEX).get("weight_map")
+        weight_map = read_json(folder / WEIGHTS_INDEX).get("weight_map")
         shards = set(map(str, weight_map.values())) if isinstance(weight_map, Mapping) else set()
         if not shards:
             raise UnsupportedModel(f"{WEIGHTS_INDEX} is no index of weights")
@@ -322,7 +268,7 @@ def _problem_of_weights(path: Path) -> str:
     return f"is cut off: {num_bytes} of {whole} bytes are there" if num_bytes < whole else ""
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
     """Reads a JSON object. Raises UnsupportedModel if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ import structlog
 from huggingface_hub import try_to_load_from_cache
 
 from outrider.core.params import InvalidParameter, SamplingParams, check
+from outrider.models.gguf import is_gguf, read_header, sampling_of
 from outrider.models.loading import CannotLoadModel
 
 log = structlog.get_logger(__name__)
@@ -30,7 +31,7 @@ def default_sampling(checkpoint: str) -> Mapping[str, float]:
     repetition_penalty, max_tokens. `do_sample: false` is temperature 0.
 
     Args:
-        checkpoint: A folder, or a name on the Hugging Face hub, whose files must be in the cache.
+        checkpoint: A folder, a GGUF file, or a name on the Hugging Face hub, whose files must be in the cache.
 
     Raises:
         CannotLoadModel: The file cannot be read or is no JSON object, or a value of it is outside its range. The
@@ -40,7 +41,7 @@ def default_sampling(checkpoint: str) -> Mapping[str, float]:
     if path is None:
         return {}
     try:
-        given = json.loads(path.read_bytes())
+        given = sampling_of(read_header(path)) if is_gguf(path) else json.loads(path.read_bytes())
         check(isinstance(given, dict), "it", "a JSON object", type(given).__name__)
         given = {name: value for name, value in given.items() if value is not None}
         found = _checked(given)
@@ -54,6 +55,8 @@ def default_sampling(checkpoint: str) -> Mapping[str, float]:
 
 def _path(checkpoint: str) -> Path | None:
     """Returns the path of the file; None if the model has none."""
+    if is_gguf(Path(checkpoint)):
+        return Path(checkpoint)
     if Path(checkpoint).is_dir():
         path = Path(checkpoint) / NAME
         return path if path.is_file() else None

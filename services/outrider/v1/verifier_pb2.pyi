@@ -527,7 +527,7 @@ class PeerInfo(_message.Message):
     def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., last_error: _Optional[str] = ..., num_shed_tokens: _Optional[int] = ..., num_own_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., busy_percent: _Optional[int] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows", "exact_off_reason", "kv_pool", "num_queued", "speculators", "chat_template")
+    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows", "exact_off_reason", "kv_pool", "num_queued", "speculators", "chat_template", "stored_as")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -544,6 +544,7 @@ class GetInfoResponse(_message.Message):
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    STORED_AS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     methods: _containers.RepeatedScalarFieldContainer[_types_pb2.Method]
     default_method: _types_pb2.Method
@@ -560,7 +561,8 @@ class GetInfoResponse(_message.Message):
     num_queued: int
     speculators: _containers.RepeatedCompositeFieldContainer[PeerInfo]
     chat_template: str
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ..., exact_off_reason: _Optional[str] = ..., kv_pool: _Optional[_Union[KvPoolInfo, _Mapping]] = ..., num_queued: _Optional[int] = ..., speculators: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., chat_template: _Optional[str] = ...) -> None: ...
+    stored_as: str
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ..., exact_off_reason: _Optional[str] = ..., kv_pool: _Optional[_Union[KvPoolInfo, _Mapping]] = ..., num_queued: _Optional[int] = ..., speculators: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., chat_template: _Optional[str] = ..., stored_as: _Optional[str] = ...) -> None: ...
 
 class KvPoolInfo(_message.Message):
     __slots__ = ("num_tokens", "num_held_tokens", "num_cached_tokens", "block_size")

@@ -378,6 +378,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_queued=serving.engine.num_waiting,
             speculators=speculators,
             chat_template=serving.codec.chat_template,
+            stored_as=serving.model.stored_as,
         )
 
     def _load(self, serving: Serving) -> verifier_pb2.VerifierLoad:

@@ -64,7 +64,10 @@ Plain = Annotated[bool, typer.Option("--plain", help="The text alone: no colours
 Stats = Annotated[bool, typer.Option("--stats", help="What speculation did, before the summary.")]
 
 Target = Annotated[
-    str, typer.Option(help="Target model: a demo name, a folder or a Hugging Face name.", rich_help_panel=_MODELS)
+    str,
+    typer.Option(
+        help="Target model: a demo name, a folder, a GGUF file or a Hugging Face name.", rich_help_panel=_MODELS
+    ),
 ]
 Dtype = Literal["auto", "bfloat16", "float32"]
 TargetDtype = Annotated[Dtype, typer.Option(help="Target model's numbers.", rich_help_panel=_MODELS)]

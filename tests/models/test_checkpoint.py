@@ -16,9 +16,9 @@ from outrider.models.checkpoint import (
     UnknownModel,
     UnsupportedModel,
     causal_models,
-    judge_checkpoint,
     judge_tensors,
 )
+from outrider.models.names import judge_checkpoint
 from tests.support.checkpoints import in_cache, write
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -58,7 +58,6 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
         "config.json cannot be read: Expecting value",
     ),
     "a list for a config": (WHOLE | {"config.json": []}, "config.json holds no object"),
-    "GGUF": ({"model.Q4_K_M.gguf": b"GGUF"}, "holds GGUF files alone, and models are read from folders"),
     "an adapter": ({"adapter_config.json": ADAPTER}, "is a LoRA adapter of some/base: merge it first"),
     "an adapter next to its base": (
         WHOLE | {"adapter_config.json": ADAPTER, "adapter_model.safetensors": WEIGHTS},
@@ -139,13 +138,9 @@ def test_a_model_that_cannot_run_is_refused_with_the_reason(name: str, tmp_path:
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_in_place_of_a_folder_is_refused_and_gguf_with_what_to_give(tmp_path: Path) -> None:
-    write(tmp_path, {"model.gguf": b"GGUF", "model.safetensors": WEIGHTS})
-    with pytest.raises(
-        UnsupportedModel, match=r"is a GGUF file, and models are read from folders .*: give the model that"
-    ):
-        judge_checkpoint(str(tmp_path / "model.gguf"))
-    with pytest.raises(UnsupportedModel, match=r"is a file: the folder is to be given that has config.json"):
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"model.safetensors": WEIGHTS})
+    with pytest.raises(UnsupportedModel, match=r"is a file, and no GGUF: the folder is to be given"):
         judge_checkpoint(str(tmp_path / "model.safetensors"))
 
 
@@ -170,7 +165,8 @@ def test_of_a_name_on_the_hub_what_the_cache_has_is_judged(tmp_path: Path, monke
 def test_demo_models_pass_and_the_library_is_known_without_being_imported() -> None:
     assert causal_models()["llama"] == "LlamaForCausalLM"
     code = (
-        "import sys; from outrider.models.checkpoint import causal_models, judge_checkpoint as judge\n"
+        "import sys; from outrider.models.checkpoint import causal_models\n"
+        "from outrider.models.names import judge_checkpoint as judge\n"
         "judge('demo/target'); assert causal_models(); print(*{'torch', 'transformers'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

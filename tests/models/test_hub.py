@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from outrider.models.hub import FAILED, NO_SUCH_MODEL, OCCUPIED, STATUSES, progress_line
 from outrider.models.loading import build_hf_model, load_model
 from tests.support import tiny_models
+from tests.support.gguf_files import write_gguf
 from tests.support.hub_server import Hub, running_hub
 
 pytestmark = pytest.mark.slow
@@ -144,6 +145,37 @@ def test_pickled_weights_are_not_taken(hub: Hub, folder: Path) -> None:
     del hub.files[WEIGHTS]
     assert "no weights as safetensors" in complaint(fetch(hub, folder), NO_SUCH_MODEL)
     assert "pytorch_model.bin" not in hub.downloads
+
+
+@pytest.fixture
+def gguf_hub(tmp_path: Path) -> Iterator[Hub]:
+    """A repository of GGUF files alone."""
+    content = write_gguf(tmp_path / "tiny.gguf", tiny_models.build("qwen3")).read_bytes()
+    files = {"README.md": b"# Tiny", "config.json": b"{}", "tiny-Q8_0.gguf": content, "tiny-Q4_K_M.gguf": content}
+    with running_hub(Hub(MODEL, COMMIT, files)) as hub:
+        yield hub
+
+
+def test_of_several_gguf_files_the_one_that_is_named_is_fetched_alone(gguf_hub: Hub, tmp_path: Path) -> None:
+    unnamed = complaint(cache(gguf_hub, tmp_path), NO_SUCH_MODEL)
+    assert unnamed.endswith("has 2 GGUF files, and one of them is to be named: tiny-Q4_K_M.gguf, tiny-Q8_0.gguf")
+    wrong = cache(gguf_hub, tmp_path, name=f"{MODEL}:Q6_K")
+    assert wrong.stderr.endswith("has no GGUF file Q6_K, but tiny-Q4_K_M.gguf, tiny-Q8_0.gguf\n")
+    assert gguf_hub.downloads == []
+    for name in (f"{MODEL}:Q4_K_M", f"{MODEL}:tiny-Q4_K_M.gguf"):
+        done = cache(gguf_hub, tmp_path, name=name)
+        assert done.returncode == 0, done.stderr
+    assert gguf_hub.downloads == ["tiny-Q4_K_M.gguf"]
+    again = cache(gguf_hub, tmp_path, name=f"{MODEL}:q4_k_m", HF_ENDPOINT="http://127.0.0.1:9")
+    assert (again.returncode, again.stdout) == (0, "")
+
+
+def test_the_only_gguf_file_of_a_model_needs_no_name_and_runs(gguf_hub: Hub, folder: Path) -> None:
+    del gguf_hub.files["tiny-Q8_0.gguf"]
+    done = fetch(gguf_hub, folder)
+    assert done.returncode == 0, done.stderr
+    assert gguf_hub.downloads == ["tiny-Q4_K_M.gguf"]
+    assert load_model(str(folder)).vocab_size == tiny_models.VOCAB_SIZE
 
 
 def test_several_at_the_same_time_download_once(hub: Hub, folder: Path, files: dict[str, bytes]) -> None:

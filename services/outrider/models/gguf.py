@@ -157,6 +157,8 @@ def read_header(path: Path) -> Header:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 return _parsed(path, _Reader(content))
+            except UnsupportedModel:
+                raise
             except (struct.error, ValueError, LookupError, TypeError, ArithmeticError) as error:
                 raise UnsupportedModel("is cut off, or its header is no GGUF's") from error
 

@@ -39,7 +39,9 @@ class VerifierSettings(ModelSettings):
     model_config = model_config("outrider.verifier")
 
     listen: str = Field("127.0.0.1:50051", description=LISTEN)
-    model: str = Field("demo/target-100m", description="Target model: a demo name, a folder or a Hugging Face name.")
+    model: str = Field(
+        "demo/target-100m", description="Target model: a demo name, a folder, a GGUF file or a Hugging Face name."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the target model.")
     speculator: str = Field(
         "",
@@ -51,9 +53,7 @@ class VerifierSettings(ModelSettings):
         description="Where the draft model runs: behind --speculator, if that names any, or in this process, as on one "
         "GPU with the target.",
     )
-    draft_model: str = Field(
-        "demo/draft", description="Draft model of --drafter in-process: a demo name, a folder or a Hugging Face name."
-    )
+    draft_model: str = Field("demo/draft", description="Draft model of --drafter in-process: as --model.")
     draft_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
         None, description="Numbers of that draft model; unset = float32 on a CPU, auto elsewhere."
     )

@@ -65,9 +65,7 @@ Stats = Annotated[bool, typer.Option("--stats", help="What speculation did, befo
 
 Target = Annotated[
     str,
-    typer.Option(
-        help="Target model: a demo name, a folder, a GGUF file or a Hugging Face name.", rich_help_panel=_MODELS
-    ),
+    typer.Option(help="Target model: a demo name, folder, GGUF file or Hugging Face name.", rich_help_panel=_MODELS),
 ]
 Dtype = Literal["auto", "bfloat16", "float32"]
 TargetDtype = Annotated[Dtype, typer.Option(help="Target model's numbers.", rich_help_panel=_MODELS)]

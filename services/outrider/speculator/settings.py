@@ -13,9 +13,7 @@ from outrider.server.settings import LISTEN, ModelSettings, draft_dtype_on, mode
 class DraftModelSettings(ModelSettings):
     """Settings of a service that runs a draft model: a speculator, or an edge."""
 
-    model: str = Field(
-        "demo/draft", description="Draft model: a demo name, a folder, a GGUF file or a Hugging Face name."
-    )
+    model: str = Field("demo/draft", description="Draft model: a demo name, folder, GGUF file or Hugging Face name.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "float32", description="Numbers of the draft model; unset = float32 on a CPU, auto elsewhere."
     )

@@ -40,7 +40,7 @@ class VerifierSettings(ModelSettings):
 
     listen: str = Field("127.0.0.1:50051", description=LISTEN)
     model: str = Field(
-        "demo/target-100m", description="Target model: a demo name, a folder, a GGUF file or a Hugging Face name."
+        "demo/target-100m", description="Target model: a demo name, folder, GGUF file or Hugging Face name."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the target model.")
     speculator: str = Field(

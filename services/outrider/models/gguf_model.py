@@ -7,6 +7,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -95,7 +97,10 @@ def read_tokenizer(header: Header) -> Any:
     split = header.of_tokenizer("pre", "default")
     # Files of Llama 3 often do not say it, and llama.cpp knows.
     begins: dict[str, Any] = {"add_bos_token": True} if split in LIKE_LLAMA_3 else {}
-    made: Any = PreTrainedTokenizerFast.from_pretrained(header.path.parent, gguf_file=header.path.name, **begins)
+    with TemporaryDirectory() as folder:  # where no tokenizer.json lies, which would come first
+        link = Path(folder) / "model.gguf"
+        link.symlink_to(header.path.resolve())
+        made: Any = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=link.name, **begins)
     state = json.loads(made.backend_tokenizer.to_str())
     _correct(state, header, split)
     special = {name: getattr(made, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}

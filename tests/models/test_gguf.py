@@ -23,7 +23,7 @@ from outrider.models.loading import build_hf_model, load_model
 from outrider.models.names import gguf_of, is_here, judge_checkpoint, why_no_model
 from outrider.models.pairs import complaints
 from tests.support import tiny_models
-from tests.support.gguf_files import after_storing, tokens_of, write_gguf
+from tests.support.gguf_files import after_storing, tokens_of, words, write_gguf
 
 IDS = tiny_models.text(40)
 
@@ -191,13 +191,11 @@ def test_a_tokenizer_of_sentencepiece_puts_a_space_first_or_does_not(prefix: boo
 
 
 def test_a_text_ends_at_every_token_that_ends_one(tmp_path: Path) -> None:
-    tokens = [f"w{i}" for i in range(tiny_models.VOCAB_SIZE)]
-    tokens[3:6] = ["<|im_end|>", "<|endoftext|>", "<|end|>"]
+    tokenizer = words(tiny_models.VOCAB_SIZE)
+    tokenizer["tokens"][3:6] = ["<|im_end|>", "<|endoftext|>", "<|end|>"]
     kinds = [1, 1, 1, 3, 3, *[1] * (tiny_models.VOCAB_SIZE - 5)]  # the last one of the three is a plain word
-    words = {"model": "gpt2", "pre": "default", "tokens": tokens, "token_type": kinds, "merges": []}
-    path = write_gguf(
-        tmp_path / "model.gguf", tiny_models.build("qwen3"), tokenizer=words | {"eos_token_id": 3, "eot_token_id": 9}
-    )
+    tokenizer |= {"token_type": kinds, "eos_token_id": 3, "eot_token_id": 9}
+    path = write_gguf(tmp_path / "model.gguf", tiny_models.build("qwen3"), tokenizer=tokenizer)
     assert load_model(str(path)).eos_token_ids == (3, 9, 4)
 
 
@@ -232,6 +230,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no embedding": ({"tensors": {"token_embd.weight": None}}, "its weights have no token_embd.weight"),
     "no tokenizer": ({"facts": {"tokenizer.ggml.tokens": None}}, "has no tokenizer in it"),
+    "no merges": ({"facts": {"tokenizer.ggml.merges": None}}, "has no tokenizer in it"),
     "another tokenizer": ({"facts": {"tokenizer.ggml.model": "rwkv"}}, "has a tokenizer of kind rwkv, and of GGUF fi"),
     "an unknown rule": ({"facts": {"tokenizer.ggml.pre": "viking"}}, "splits texts by the rule viking"),
 }
@@ -323,7 +322,7 @@ def test_a_file_is_chosen_by_its_name_or_by_how_it_is_quantised() -> None:
 
 
 def test_a_draft_with_other_tokens_is_refused_before_anything_is_loaded(llama: Path, tmp_path: Path) -> None:
-    tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"v{i}" for i in range(tiny_models.VOCAB_SIZE)], "merges": []}
+    tokens = words(tiny_models.VOCAB_SIZE, letter="v")
     draft = write_gguf(tmp_path / "draft.gguf", tiny_models.build("qwen3"), tokenizer=tokens)
     assert list(complaints("cpu", str(llama), str(llama))) == []
     (complaint,) = complaints("cpu", str(llama), str(draft))

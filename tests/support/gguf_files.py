@@ -55,7 +55,6 @@ def write_gguf(
     config, family = model.config, {"mistral": "llama"}.get(model.config.model_type, model.config.model_type)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
-    words = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"w{i}" for i in range(config.vocab_size)], "merges": []}
     of_model = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -68,7 +67,7 @@ def write_gguf(
         "rope.freq_base": float(rope["rope_theta"]),
     }
     found = {f"{family}.{name}": value for name, value in of_model.items()}
-    found |= {f"tokenizer.ggml.{name}": value for name, value in (tokenizer or words).items()}
+    found |= {f"tokenizer.ggml.{name}": value for name, value in (tokenizer or words(config.vocab_size)).items()}
     writer = GGUFWriter(path, family)
     for name, value in (found | dict(facts or {})).items():
         _add(writer, name, value)
@@ -88,6 +87,12 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def words(count: int, letter: str = "w") -> dict[str, Any]:
+    """What a file says of a tokenizer that has names for token ids, and one merge."""
+    tokens = [*(f"{letter}{i}" for i in range(count - 3)), "a", "b", "ab"]
+    return {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": ["a b"]}
 
 
 def _add(writer: GGUFWriter, name: str, value: Any) -> None:

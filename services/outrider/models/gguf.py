@@ -136,7 +136,7 @@ def judge_gguf(path: Path) -> Header:
         raise UnsupportedModel(problem)
     config_of(header)
     kind, split = header.of_tokenizer("model"), header.of_tokenizer("pre", "default")
-    if not header.of_tokenizer("tokens"):
+    if not header.of_tokenizer("tokens") or (kind == "gpt2" and not header.of_tokenizer("merges")):
         raise UnsupportedModel("has no tokenizer in it: give the model that it was made from")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModel(f"has a tokenizer of kind {kind}, and of GGUF files gpt2 and llama are supported")

@@ -113,7 +113,8 @@ def _correct(state: dict[str, Any], header: Header, split: str) -> None:
     """Changes a tokenizer, as its library writes it, where transformers does not read what the file says."""
     tokens, kinds = header.of_tokenizer("tokens"), header.of_tokenizer("token_type", [])
     names = {token_id: token for token, token_id in state["model"]["vocab"].items()}
-    added = {entry["id"]: entry for entry in state["added_tokens"]}
+    # The library adds a GPT-2's <|endoftext|> to files that do not have it.
+    added = {entry["id"]: entry for entry in state["added_tokens"] if entry["id"] < len(tokens)}
     for token_id, kind in enumerate(kinds):
         if kind == UNUSED:
             names.pop(token_id, None)

@@ -100,7 +100,9 @@ def cached_gguf(model: str, revision: str = "main") -> Path | None:
     UnsupportedModel if several may be meant."""
     name, _, which = model.partition(":")
     try:
-        return gguf_in(Path(snapshot_download(name, revision=revision, local_files_only=True)), which)
+        # None of the listed files has to be there.
+        folder = snapshot_download(name, revision=revision, ignore_patterns="*", local_files_only=True)
+        return gguf_in(Path(folder), which)
     except (HFValidationError, LocalEntryNotFoundError):
         return None
 

@@ -63,6 +63,18 @@ def bench(context: typer.Context) -> None:
             raise ProcessFailed(f"{error.name} is not installed: pip install -e '.[demo]'") from None
 
 
+def draft(context: typer.Context) -> None:
+    """Makes a draft model for a target, and trains it. `outrider draft --help` shows how."""
+    # Imported only here: it needs torch.
+    with reported():
+        try:
+            from outrider_draft.app import app as drafts
+
+            drafts(args=context.args, prog_name="outrider draft")
+        except ModuleNotFoundError as error:
+            raise ProcessFailed(f"{error.name} is not installed: pip install -e '.[demo]'") from None
+
+
 brief = partial(app.command, cls=BriefCommand)
 brief(
     epilog=examples(
@@ -95,8 +107,12 @@ brief(
     )
 )(up)
 brief(epilog=examples("outrider info", "outrider info --address a:50051,b:50051", "outrider info --json"))(info)
-# All words after it are for the benchmark's own app, its --help too.
-app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+# All words after them are for their own apps, --help too.
+whole = partial(
+    app.command, add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+whole()(bench)
+whole()(draft)
 brief()(demo)
 app.add_typer(prior.app, name="prior")
 app.add_typer(credentials.app, name="credentials")

@@ -28,6 +28,7 @@ from outrider.models.demo.training.bundle import load_bundle, save_bundle, train
 from outrider.models.demo.training.card import write_card
 from outrider.models.demo.training.corpus import Corpus, load_corpus
 from outrider.models.demo.training.vocabulary import encode_files, load_tokenizer, train_tokenizer
+from outrider.models.training import OVERLAP_STARTS
 
 STAGES = ("tokenizer", "target", "draft", "card")
 CHECKPOINT_SECONDS = 300.0
@@ -77,13 +78,13 @@ def resume_draft(out: Path, corpus: Corpus, minutes: float, seed: int) -> None:
     record = training_record(out / "draft")
     run = _Run(out / "draft", recipe.draft_config(), corpus, seed + record["runs"], record)
     run.model.load_state_dict(load_bundle(out / "draft").state_dict())
-    _distil(run, out / "target", minutes, first_share=recipe.OVERLAP_STARTS)
+    _distil(run, out / "target", minutes, first_share=OVERLAP_STARTS)
 
 
 def _distil(run: _Run, target_folder: Path, minutes: float, *, first_share: float) -> None:
     sampled = load_bundle(target_folder, torch.bfloat16)
     draw = mixed_batches(run.stream, sampled, minutes, run.seed)
-    loss_of = recipe.distillation_loss(load_bundle(target_folder))
+    loss_of = recipe.loss_to(load_bundle(target_folder))
     run.fit(draw, loss_of, minutes, first_share=first_share)
 
 

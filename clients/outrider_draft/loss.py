@@ -1,0 +1,144 @@
+"""The loss of a draft over the target's best tokens and the rest, without a row of probabilities of the vocabulary.
+
+The target's file has its best tokens at each place. All others together are one more bucket: what the draft gives to
+them in excess is lost, whatever it gives to which. So a row of the loss depends on the logits of the best tokens, and
+on the logsumexp of all at each temperature; the gradient of the latter is a softmax. The head's product, this loss and
+both its gradients are made in one pass over blocks of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.models.training import OVERLAP_STARTS, OVERLAP_TEMPERATURES, distillation_loss
+
+BLOCK = 1024
+"""Rows of the head's product that are held at a time."""
+SMALLEST = 1e-6
+"""Least probability of a bucket: its logarithm stays finite."""
+
+
+class Measured(NamedTuple):
+    """Sums over rows: divided by their number they are the acceptance."""
+
+    num_rows: int
+    overlaps: tuple[float, ...]
+    """Of `sum(min(p, q))` over the target's best tokens, at each of `OVERLAP_TEMPERATURES`; the rest is left out, so
+    they are lower bounds."""
+    num_same: float
+    """Rows whose likeliest token is the target's."""
+
+
+def target_buckets(top_logprobs: Tensor, temperature: float) -> Tensor:
+    """Returns log-probabilities of the target's best tokens, and of the rest, [num_rows, num_top + 1].
+
+    At another temperature than 1 the rest is taken for as even as it can be: each of it as likely as the last of the
+    best tokens.
+    """
+    rest = (1.0 - top_logprobs.exp().sum(-1, keepdim=True)).clamp_min(SMALLEST).log()
+    rest = rest + (1.0 / temperature - 1.0) * top_logprobs[:, -1:]
+    return torch.cat([top_logprobs / temperature, rest], -1).log_softmax(-1)
+
+
+def draft_buckets(top_logits: Tensor, logsumexp: Tensor, temperature: float) -> Tensor:
+    """Returns the same of a draft, by its logits of those tokens, and the logsumexp of all at the temperature."""
+    top = top_logits / temperature - logsumexp[:, None]
+    rest = (1.0 - top.exp().sum(-1, keepdim=True)).clamp_min(SMALLEST).log()
+    return torch.cat([top, rest], -1)
+
+
+def head_loss(hidden: Tensor, weight: Tensor, top_ids: Tensor, top_logprobs: Tensor, progress: float) -> Tensor:
+    """Returns the mean loss of rows.
+
+    Args:
+        hidden: Input of the head, [num_rows, hidden_size].
+        weight: The head, [vocab_size, hidden_size].
+        top_ids: [num_rows, num_top].
+        top_logprobs: Those of the target at temperature 1, [num_rows, num_top].
+        progress: Share of the training that has passed.
+    """
+    loss: Tensor = _HeadLoss.apply(hidden, weight, top_ids, top_logprobs, progress)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, hidden: Tensor, weight: Tensor, top_ids: Tensor, top_logprobs: Tensor, progress: float
+    ) -> Tensor:
+        temperatures = (1.0,) if progress < OVERLAP_STARTS else OVERLAP_TEMPERATURES
+        dtype = torch.bfloat16 if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
+        head = weight.to(dtype)
+        hidden_grad = torch.empty_like(hidden, dtype=dtype)
+        weight_grad: Tensor | None = None
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for rows in torch.arange(len(hidden)).split(BLOCK):
+            block = slice(int(rows[0]), int(rows[-1]) + 1)
+            inputs = hidden[block].to(dtype)
+            logits = inputs @ head.T
+            share = len(inputs) / len(hidden)
+            loss, logits_grad = _block_loss(logits, top_ids[block], top_logprobs[block], temperatures, progress)
+            total += share * loss
+            logits_grad *= share
+            hidden_grad[block] = logits_grad @ head
+            product = logits_grad.T @ inputs
+            weight_grad = product.to(weight.dtype) if weight_grad is None else weight_grad.add_(product)
+        context.save_for_backward(hidden_grad.to(hidden.dtype), weight_grad)
+        return total
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+        hidden_grad, weight_grad = context.saved_tensors
+        return hidden_grad * grad, weight_grad * grad, None, None, None
+
+
+def _block_loss(
+    logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, temperatures: tuple[float, ...], progress: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the mean loss, and its gradient by the logits, in their type."""
+    top_logits = logits.gather(1, top_ids).float().requires_grad_()
+    sums = {t: _logsumexp(logits, t).requires_grad_() for t in temperatures}
+    with torch.enable_grad():
+        loss = distillation_loss(
+            lambda t: (target_buckets(top_logprobs, t), draft_buckets(top_logits, sums[t], t)), progress
+        )
+        top_grad, *sum_grads = torch.autograd.grad(loss, [top_logits, *sums.values()])
+    total: Tensor | None = None
+    for (temperature, logsumexp), sum_grad in zip(sums.items(), sum_grads, strict=True):
+        # The gradient of a logsumexp is the softmax.
+        part = _exp(logits, temperature, logsumexp.detach()).mul_((sum_grad / temperature)[:, None])
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return loss.detach(), total.scatter_add_(1, top_ids, top_grad.to(total.dtype))
+
+
+def _logsumexp(logits: Tensor, temperature: float) -> Tensor:
+    return torch.cat([(part.float() / temperature).logsumexp(-1) for part in logits.split(64)])
+
+
+def _exp(logits: Tensor, temperature: float, shift: Tensor) -> Tensor:
+    """Returns exp(logits / temperature - shift) in the type of the logits, by parts that fit into a cache."""
+    found = torch.empty_like(logits)
+    for out, part, by in zip(found.split(64), logits.split(64), shift.split(64), strict=True):
+        out.copy_((part.float() / temperature).sub_(by[:, None]).exp_())
+    return found
+
+
+@torch.no_grad()
+def measure(hidden: Tensor, weight: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> Measured:
+    """Measures the acceptance at rows. The arguments are those of `head_loss`."""
+    overlaps = [0.0] * len(OVERLAP_TEMPERATURES)
+    num_same = 0.0
+    for part, ids, logprobs in zip(hidden.split(64), top_ids.split(64), top_logprobs.split(64), strict=True):
+        logits = functional.linear(part, weight).float()
+        top_logits = logits.gather(1, ids)
+        for index, temperature in enumerate(OVERLAP_TEMPERATURES):
+            log_q = draft_buckets(top_logits, (logits / temperature).logsumexp(-1), temperature)
+            log_p = target_buckets(logprobs, temperature)
+            overlaps[index] += torch.minimum(log_p, log_q)[:, :-1].exp().sum().item()
+        num_same += (logits.argmax(-1) == ids[:, 0]).sum().item()
+    return Measured(len(hidden), tuple(overlaps), num_same)

@@ -1,0 +1,217 @@
+"""Makes an untrained draft for a target: a smaller model of its family, with what its weights can give.
+
+A draft of the target's width has some of its layers, and its embedding as it is. A narrower one keeps of every vector
+the directions in which the embeddings vary most: the residual stream is turned into their basis and cut there, the
+embeddings with it, and every layer reads and writes the turned stream with the heads and neurons that it had.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from outrider.models.checkpoint import WEIGHTS
+from outrider.models.loading import Weights, build_hf_model, tokenizer_hash
+from outrider.models.names import why_no_model
+from outrider_cli.failures import FlagError
+from outrider_draft.card import Card
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+COST_RATIO = 9.0
+"""Forwards of the usual draft that should fit into one of its target."""
+NUM_LAYERS = 4
+"""Layers of the usual draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Describes the size of a draft next to its target's."""
+
+    hidden_size: int
+    num_layers: int
+    num_parameters: int
+    share: float
+    """Of the weights that a token of the target reads: about its share of the time."""
+
+
+def make(target: str, out: Path, *, layers: int | None, hidden: int | None, donor: str | None) -> Size:
+    """Makes a draft folder.
+
+    Args:
+        target: Name of the target, see `load_model`.
+        out: The folder; it must not exist, or be empty.
+        layers: Layers of the draft; None means the usual number.
+        hidden: Width of the draft; None means what makes a token `COST_RATIO` times cheaper than the target's, or with
+            a donor the donor's width.
+        donor: Name of another model with the same tokenizer, whose weights are taken instead of the target's.
+
+    Raises:
+        FlagError: A flag does not fit the target.
+        OSError: The folder cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FlagError("--out", "a folder that does not exist yet, or is empty", out)
+    of_target = _opened("--target", target)
+    source = of_target if donor is None else _opened("--donor", donor)
+    wanted = tokenizer_hash(of_target.tokenizer)
+    if tokenizer_hash(source.tokenizer) != wanted:
+        raise FlagError("--donor", f"a model with the tokenizer of {target}", donor)
+    config = _config_of(source.model.config, _cost(of_target.model.config), layers, hidden, is_donor=donor is not None)
+    size = _size_of(config, of_target.model.config)
+    if size.share >= 1:
+        flag, value = ("--donor", donor) if donor and hidden is None and layers is None else ("--layers", layers)
+        rule = f"such that the draft is smaller than its target, {_millions(_cost(of_target.model.config))}"
+        raise FlagError(flag, rule, f"{value}, {_millions(_cost(config))}")
+    draft = _shrunk(source.model, config)
+    card = Card(target=target, source=donor or target, num_parameters=size.num_parameters, share=round(size.share, 4))
+    # Next to the folder, because a rename works only within one file system.
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=out.parent) as name:
+        partial = Path(name) / "draft"
+        of_target.tokenizer.save_pretrained(partial)
+        if tokenizer_hash(AutoTokenizer.from_pretrained(partial)) != wanted:
+            raise FlagError("--target", "a model whose tokenizer is the same after it is saved", target)
+        if of_target.model.generation_config is not None:
+            of_target.model.generation_config.save_pretrained(partial)
+        config.save_pretrained(partial)
+        save_file(weights_of(draft), partial / WEIGHTS, metadata={"format": "pt"})
+        card.write(partial)
+        if out.exists():
+            out.rmdir()
+        shutil.move(partial, out)
+    return size
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Returns the weights of a model as its file holds them: in bfloat16, a tied head left out."""
+    # One by one: `model.to` would also cast the rotary frequencies, which are no weights.
+    return {
+        name: parameter.detach().to("cpu", torch.bfloat16).contiguous() for name, parameter in model.named_parameters()
+    }
+
+
+def _opened(flag: str, name: str) -> Weights:
+    if why := why_no_model(name):
+        raise FlagError(flag, f"a model that can be opened ({why})", name)
+    weights = build_hf_model(name, "float32")
+    if (family := weights.model.config.model_type) not in FAMILIES:
+        raise FlagError(flag, f"a model of the families {', '.join(FAMILIES)}", f"{name} ({family})")
+    return weights
+
+
+def _config_of(
+    source: Any, target_cost: int, layers: int | None, hidden: int | None, *, is_donor: bool
+) -> PretrainedConfig:
+    """Returns the config of the draft. Raises FlagError if its flags do not fit the source."""
+    deepest, widest = source.num_hidden_layers, source.hidden_size
+    if layers is not None and not 1 <= layers <= deepest:
+        raise FlagError("--layers", f"1 to {deepest}, as many as there are to take", layers)
+    if hidden is not None and not 8 <= hidden <= widest:
+        raise FlagError("--hidden", f"8 to {widest}, the width of the weights that it is made from", hidden)
+    if hidden is not None or (is_donor and layers is not None):
+        return _trimmed(source, layers or min(NUM_LAYERS, deepest), hidden or widest)
+    if is_donor:
+        return _trimmed(source, deepest, widest)
+    layers = layers or min(NUM_LAYERS, max(1, deepest // 2))
+    step = 64 if widest >= 512 else 8
+    for width in range(widest, step, -step):
+        if _cost(config := _trimmed(source, layers, width)) * COST_RATIO <= target_cost:
+            return config
+    return _trimmed(source, layers, step)
+
+
+def _trimmed(source: Any, num_layers: int, hidden: int) -> PretrainedConfig:
+    config: Any = copy.deepcopy(source)
+    config.head_dim = getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads
+    config.hidden_size = hidden
+    config.num_hidden_layers = num_layers
+    if getattr(source, "layer_types", None):
+        config.layer_types = [source.layer_types[index] for index in _taken(source.num_hidden_layers, num_layers)]
+    # The embedding is only looked up, so a head of its own costs a draft nothing but memory.
+    config.dtype = torch.bfloat16
+    return AutoConfig.for_model(**config.to_dict())
+
+
+def _taken(count: int, wanted: int) -> list[int]:
+    """Returns which layers are taken: the first, the last and others evenly between; of one, the first."""
+    return [round(index * (count - 1) / max(wanted - 1, 1)) for index in range(wanted)]
+
+
+def _cost(config: Any) -> int:
+    """Counts the weights that a token reads: all but an embedding that is not the head, too."""
+    num_parameters = _num_parameters(config)
+    return num_parameters if config.tie_word_embeddings else num_parameters - config.vocab_size * config.hidden_size
+
+
+def _num_parameters(config: Any) -> int:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _size_of(config: Any, target: Any) -> Size:
+    share = _cost(config) / _cost(target)
+    return Size(config.hidden_size, config.num_hidden_layers, _num_parameters(config), share)
+
+
+def _millions(num_parameters: float) -> str:
+    return f"{num_parameters / 1e6:.1f} M parameters"
+
+
+@torch.no_grad()
+def _shrunk(source: PreTrainedModel, config: Any) -> PreTrainedModel:
+    """Returns a draft with the weights of a larger model."""
+    torch.manual_seed(0)
+    draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    of_source = dict(source.named_parameters())
+    old: Any = source.config
+    basis = None if config.hidden_size == old.hidden_size else _basis(source, config.hidden_size)
+    taken = _taken(old.num_hidden_layers, config.num_hidden_layers)
+    for name, parameter in draft.named_parameters():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            parts[2] = str(taken[int(parts[2])])
+        origin = ".".join(parts)
+        found = of_source[origin]
+        parameter.copy_(found if basis is None else _turned(origin, found, of_source, basis))
+    return draft
+
+
+def _basis(source: PreTrainedModel, width: int) -> Tensor:
+    """Returns the directions in which the head's rows vary most, [hidden_size, width]."""
+    head = source.get_output_embeddings().weight.double()  # type: ignore[operator, union-attr]
+    return torch.linalg.eigh(head.T @ head).eigenvectors[:, -width:].flip(1).float()
+
+
+def _turned(name: str, weight: Tensor, of_source: dict[str, Tensor], basis: Tensor) -> Tensor:
+    """Returns a weight for the residual stream in another basis, of fewer directions."""
+    parts = name.split(".")
+    part = parts[-2]
+    # A norm divides by the length of a vector, and that is not changed by a turn: but it multiplies by the root of the
+    # width, and its weights belong to directions that are no more. What follows it takes them over.
+    root = (basis.shape[0] / basis.shape[1]) ** 0.5
+    norms = {"q_proj": "input", "k_proj": "input", "v_proj": "input"} | dict.fromkeys(
+        ("gate_proj", "up_proj"), "post_attention"
+    )
+    if part in ("input_layernorm", "post_attention_layernorm"):
+        return torch.full((basis.shape[1],), root)
+    if name == "model.norm.weight":
+        # The head may be the embedding, so here they stay, as well as they can.
+        return root * ((basis * basis).T @ weight)
+    if part in ("embed_tokens", "lm_head"):
+        return weight @ basis
+    if part in ("o_proj", "down_proj"):
+        return basis.T @ weight
+    if part in norms and parts[-1] == "weight":
+        norm = of_source[".".join([*parts[:3], f"{norms[part]}_layernorm", "weight"])]
+        return (weight * norm) @ basis
+    return weight

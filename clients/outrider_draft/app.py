@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider_cli.failures import INTERRUPTED, FlagError, complain, reported
 from outrider_cli.help import BriefCommand, CommandGroup, examples
+
+if TYPE_CHECKING:  # it imports torch
+    from outrider_draft.train import Request
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -112,7 +114,7 @@ def train(
         display = Display()
         request = Request(folder, data, hours, tokens, held_out, device, batch_tokens, seed)
         training = Training(request, display)
-        again = shlex.join(["outrider", "draft", "train", *sys.argv[sys.argv.index("train") + 1 :]])
+        again = _command(request, threads)
         try:
             is_complete = training.run()
         except KeyboardInterrupt:
@@ -174,6 +176,22 @@ def judge(
         if status:
             raise typer.Exit(status)
         typer.echo(verdict)
+
+
+def _command(request: Request, threads: int) -> str:
+    """Returns the command that goes on with a training."""
+    flags = {
+        "--hours": request.hours,
+        "--tokens": request.tokens,
+        "--held-out": request.held_out,
+        "--device": request.device,
+        "--threads": threads,
+        "--batch-tokens": request.batch_tokens,
+        "--seed": request.seed,
+    }
+    words = ["outrider", "draft", "train", str(request.folder)]
+    words += [word for path in request.data for word in ("--data", str(path))]
+    return shlex.join(words + [f"{flag}={value}" for flag, value in flags.items() if value is not None])
 
 
 def _check(is_right: bool, flag: str, rule: str, value: object) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
-from outrider.models.demo.training.batches import sample_continuations
 from outrider.models.loading import build_hf_model, tokenizer_hash
 from outrider_draft.answers import AnswersWriter, Document, Header
 
@@ -22,20 +21,23 @@ def documents(count: int, new_tokens: int = 48) -> tuple[Document, ...]:
     """Returns sampled documents; the prompts take turns."""
     model, tokenizer = build_hf_model(TARGET)
     found: list[Document] = []
-    for number, prompt in enumerate(PROMPTS):
+    torch.manual_seed(0)
+    for prompt in PROMPTS:
         ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]] * (count // len(PROMPTS)))
-        generator = torch.Generator().manual_seed(number)
-        texts = sample_continuations(model, ids, new_tokens, 0.7, generator)  # type: ignore[arg-type]
-        first = ids.shape[1]
-        with torch.no_grad():
-            logprobs = model(input_ids=texts).logits[:, first - 1 : -1].log_softmax(-1)
-        top = logprobs.topk(NUM_TOP)
-        found += [
-            Document(
-                text.numpy().astype(np.int32), first, ids.numpy().astype(np.int32), best.numpy().astype(np.float16)
-            )
-            for text, ids, best in zip(texts, top.indices, top.values, strict=True)
-        ]
+        made: Any = model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=0.7,
+            top_k=0,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        top = torch.stack(made.logits, 1).log_softmax(-1).topk(NUM_TOP)
+        for text, top_ids, logprobs in zip(made.sequences.int(), top.indices.int(), top.values.half(), strict=True):
+            found.append(Document(text.numpy(), ids.shape[1], top_ids.numpy(), logprobs.numpy()))
     return tuple(found)
 
 

@@ -8,6 +8,7 @@ higher acceptance per token than learning from its text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +43,17 @@ class Schedule:
     """Sets the learning rates of optimisers: the rates that they were built with, times a scale."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._rates = [group["lr"] for group in self._groups]
+        self._optimizers = optimizers
+        self._rates = [group["lr"] for group in self._groups()]
 
     def set(self, step: int, progress: float) -> None:
         """Sets the rates of a step. `progress` is the share of the whole training that has passed."""
-        for group, rate in zip(self._groups, self._rates, strict=True):
+        for group, rate in zip(self._groups(), self._rates, strict=True):
             group["lr"] = rate * learning_rate_scale(step, progress)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        # Asked for each time: an optimiser that reads its state from a file has new ones.
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
 
 def learning_rate_scale(step: int, progress: float) -> float:

@@ -50,7 +50,9 @@ def new(
     layers: Annotated[int | None, typer.Option(help="Layers of the draft. Default: 4; with --donor all.")] = None,
     hidden: Annotated[
         int | None,
-        typer.Option(help="Width of the draft. Default: a ninth of the target's cost; with --donor the donor's."),
+        typer.Option(
+            help="Width of the draft. Default: an eighth of the target's cost, at most; with --donor the donor's."
+        ),
     ] = None,
     donor: Annotated[
         str | None, typer.Option(help="Another model with the same tokenizer, whose weights are taken.")

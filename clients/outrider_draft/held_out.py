@@ -52,7 +52,7 @@ def limited(documents: Sequence[Document]) -> list[Document]:
 @torch.no_grad()
 def acceptance(model: PreTrainedModel, documents: Sequence[Document], num_tokens: int) -> Acceptance:
     """Measures a draft in batches of at most `num_tokens` tokens."""
-    model.eval()
+    model.train(False)
     num_rows, overlaps, num_same = 0, [0.0, 0.0], 0.0
     for batch in in_order(documents, num_tokens):
         moved = batch.to(str(model.device))
@@ -78,6 +78,5 @@ def hidden_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 def head_of(model: PreTrainedModel) -> torch.Tensor:
     """Returns the head's weights, [vocab_size, hidden_size]."""
-    head: Any = model.get_output_embeddings()
-    weight: torch.Tensor = head.weight
+    weight: torch.Tensor = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
     return weight

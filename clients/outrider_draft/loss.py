@@ -18,6 +18,8 @@ from outrider.models.training import OVERLAP_STARTS, OVERLAP_TEMPERATURES, disti
 
 BLOCK = 1024
 """Rows of the head's product that are held at a time."""
+PART = 64
+"""Rows of which a computation in float32 is made at a time: they stay in a cache."""
 SMALLEST = 1e-6
 """Least probability of a bucket: its logarithm stays finite."""
 
@@ -76,8 +78,8 @@ class _HeadLoss(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden, dtype=dtype)
         weight_grad: Tensor | None = None
         total = hidden.new_zeros((), dtype=torch.float32)
-        for rows in torch.arange(len(hidden)).split(BLOCK):
-            block = slice(int(rows[0]), int(rows[-1]) + 1)
+        for start in range(0, len(hidden), BLOCK):
+            block = slice(start, start + BLOCK)
             inputs = hidden[block].to(dtype)
             logits = inputs @ head.T
             share = len(inputs) / len(hidden)
@@ -91,7 +93,7 @@ class _HeadLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(context: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_grad, weight_grad = context.saved_tensors
         return hidden_grad * grad, weight_grad * grad, None, None, None
 
@@ -116,14 +118,18 @@ def _block_loss(
     return loss.detach(), total.scatter_add_(1, top_ids, top_grad.to(total.dtype))
 
 
+def _parts(rows: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, PART)
+
+
 def _logsumexp(logits: Tensor, temperature: float) -> Tensor:
-    return torch.cat([(part.float() / temperature).logsumexp(-1) for part in logits.split(64)])
+    return torch.cat([(part.float() / temperature).logsumexp(-1) for part in _parts(logits)])
 
 
 def _exp(logits: Tensor, temperature: float, shift: Tensor) -> Tensor:
     """Returns exp(logits / temperature - shift) in the type of the logits, by parts that fit into a cache."""
     found = torch.empty_like(logits)
-    for out, part, by in zip(found.split(64), logits.split(64), shift.split(64), strict=True):
+    for out, part, by in zip(_parts(found), _parts(logits), _parts(shift), strict=True):
         out.copy_((part.float() / temperature).sub_(by[:, None]).exp_())
     return found
 
@@ -133,7 +139,7 @@ def measure(hidden: Tensor, weight: Tensor, top_ids: Tensor, top_logprobs: Tenso
     """Measures the acceptance at rows. The arguments are those of `head_loss`."""
     overlaps = [0.0] * len(OVERLAP_TEMPERATURES)
     num_same = 0.0
-    for part, ids, logprobs in zip(hidden.split(64), top_ids.split(64), top_logprobs.split(64), strict=True):
+    for part, ids, logprobs in zip(_parts(hidden), _parts(top_ids), _parts(top_logprobs), strict=True):
         logits = functional.linear(part, weight).float()
         top_logits = logits.gather(1, ids)
         for index, temperature in enumerate(OVERLAP_TEMPERATURES):

@@ -8,8 +8,10 @@ embeddings with it, and every layer reads and writes the turned stream with the 
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,8 @@ from outrider_cli.failures import FlagError
 from outrider_draft.card import Card
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-COST_RATIO = 9.0
-"""Forwards of the usual draft that should fit into one of its target."""
+COST_RATIO = 8.0
+"""Least forwards of the usual draft that should fit into one of its target."""
 NUM_LAYERS = 4
 """Layers of the usual draft."""
 
@@ -115,14 +117,16 @@ def _config_of(
     deepest, widest = source.num_hidden_layers, source.hidden_size
     if layers is not None and not 1 <= layers <= deepest:
         raise FlagError("--layers", f"1 to {deepest}, as many as there are to take", layers)
-    if hidden is not None and not 8 <= hidden <= widest:
-        raise FlagError("--hidden", f"8 to {widest}, the width of the weights that it is made from", hidden)
+    heads = source.num_attention_heads
+    if hidden is not None and (not 1 <= hidden <= widest or hidden % heads):
+        rule = f"a multiple of {heads}, the heads, up to {widest}, the width of the weights that it is made from"
+        raise FlagError("--hidden", rule, hidden)
     if hidden is not None or (is_donor and layers is not None):
         return _trimmed(source, layers or min(NUM_LAYERS, deepest), hidden or widest)
     if is_donor:
         return _trimmed(source, deepest, widest)
     layers = layers or min(NUM_LAYERS, max(1, deepest // 2))
-    step = 64 if widest >= 512 else 8
+    step = math.lcm(heads, 8)
     for width in range(widest, step, -step):
         if _cost(config := _trimmed(source, layers, width)) * COST_RATIO <= target_cost:
             return config
@@ -171,7 +175,7 @@ def _millions(num_parameters: float) -> str:
 def _shrunk(source: PreTrainedModel, config: Any) -> PreTrainedModel:
     """Returns a draft with the weights of a larger model."""
     torch.manual_seed(0)
-    draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     of_source = dict(source.named_parameters())
     old: Any = source.config
     basis = None if config.hidden_size == old.hidden_size else _basis(source, config.hidden_size)
@@ -188,11 +192,12 @@ def _shrunk(source: PreTrainedModel, config: Any) -> PreTrainedModel:
 
 def _basis(source: PreTrainedModel, width: int) -> Tensor:
     """Returns the directions in which the head's rows vary most, [hidden_size, width]."""
-    head = source.get_output_embeddings().weight.double()  # type: ignore[operator, union-attr]
-    return torch.linalg.eigh(head.T @ head).eigenvectors[:, -width:].flip(1).float()
+    head: Tensor = source.get_output_embeddings().weight.double()  # type: ignore[no-untyped-call]
+    directions: Tensor = torch.linalg.eigh(head.T @ head).eigenvectors[:, -width:].flip(1).float()
+    return directions
 
 
-def _turned(name: str, weight: Tensor, of_source: dict[str, Tensor], basis: Tensor) -> Tensor:
+def _turned(name: str, weight: Tensor, of_source: Mapping[str, Tensor], basis: Tensor) -> Tensor:
     """Returns a weight for the residual stream in another basis, of fewer directions."""
     parts = name.split(".")
     part = parts[-2]
@@ -206,7 +211,7 @@ def _turned(name: str, weight: Tensor, of_source: dict[str, Tensor], basis: Tens
         return torch.full((basis.shape[1],), root)
     if name == "model.norm.weight":
         # The head may be the embedding, so here they stay, as well as they can.
-        return root * ((basis * basis).T @ weight)
+        return (basis * basis).T @ weight * root
     if part in ("embed_tokens", "lm_head"):
         return weight @ basis
     if part in ("o_proj", "down_proj"):

@@ -229,10 +229,11 @@ class Training:
 
 def _opened(request: Request) -> PreTrainedModel:
     # In float32: steps are too small for the digits of bfloat16.
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    found: Any = AutoModelForCausalLM.from_pretrained(
         request.folder, dtype=torch.float32, attn_implementation=ATTENTION
     )
-    return model.to(request.device).train()
+    model: PreTrainedModel = found.to(request.device).train()
+    return model
 
 
 def _documents(request: Request, vocab_size: int) -> list[Document]:

@@ -26,7 +26,7 @@ runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""
 def test_help_lists_every_command() -> None:
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert all(f" {name} " in result.stdout for name in (*COMMANDS, "bench"))
+    assert all(f" {name} " in result.stdout for name in (*COMMANDS, "bench", "draft"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -116,8 +116,9 @@ def test_the_command_needs_no_package_of_a_server() -> None:
     assert "none.bin: No such file or directory" in ended.stdout
 
 
-def test_a_benchmark_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "outrider_bench.app", None)
-    result = runner.invoke(app, ["bench", "--help"])
+@pytest.mark.parametrize("command", ["bench", "draft"])
+def test_a_command_without_its_packages_names_the_extra(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"outrider_{command}.app", None)
+    result = runner.invoke(app, [command, "--help"])
     assert result.exit_code == 1
-    assert result.stderr == "error: outrider_bench.app is not installed: pip install -e '.[demo]'\n"
+    assert result.stderr == f"error: outrider_{command}.app is not installed: pip install -e '.[demo]'\n"

@@ -94,7 +94,8 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         ("demo/target", out, ("--donor", other), "--donor must be a model with the tokenizer of demo/target"),
         ("demo/draft", out, ("--donor", "demo/target"), "--donor must be such that the draft is smaller"),
         ("demo/target", out, ("--layers", "7"), "--layers must be 1 to 6"),
-        ("demo/target", out, ("--hidden", "257"), "--hidden must be 8 to 256"),
+        ("demo/target", out, ("--hidden", "63"), "--hidden must be a multiple of 4"),
+        ("demo/target", out, ("--hidden", "260"), "--hidden must be a multiple of 4, the heads, up to 256"),
     ):
         found = new(target, folder, *flags)
         assert found.exit_code == 2, words

@@ -69,6 +69,9 @@ def new(
         )
 
 
+# `data` is registered here.
+
+
 @app.command(
     cls=BriefCommand,
     epilog=examples(
@@ -127,9 +130,8 @@ def train(
         if not is_complete:
             complain(f"interrupted; it goes on with: {again}", kind="")
             raise typer.Exit(INTERRUPTED)
-        typer.echo(
-            f"{folder} is trained: {training.position.tokens} tokens; outrider draft judge {folder} says how well"
-        )
+        judged_by = shlex.join(["outrider", "draft", "judge", str(folder), "--target", training.target])
+        typer.echo(f"{folder} has learnt from {training.position.tokens} tokens; next: {judged_by}")
 
 
 @app.command(

@@ -23,7 +23,7 @@ class Display:
         self._begun: tuple[float, int, float] | None = None
         self._line_at = 0.0
 
-    def show(self, progress: float, seconds: float, tokens: int, loss: float) -> None:
+    def show(self, progress: float, seconds: float, tokens: int, loss: float, accepted: str) -> None:
         """Shows a step.
 
         Args:
@@ -31,13 +31,15 @@ class Display:
             seconds: Time of the training so far, earlier processes included.
             tokens: Tokens so far, likewise.
             loss: Mean loss of late.
+            accepted: Acceptance on what is held out, as last measured.
         """
         # Speed and time left are those of this process: an earlier one may have had another machine.
         first_progress, first_tokens, first_s = self._begun = self._begun or (progress, tokens, seconds)
         passed = seconds - first_s
         rate = f"{(tokens - first_tokens) / passed:.0f} tokens/s" if passed else ""
         left_s = passed / (progress - first_progress) * max(0.0, 1.0 - progress) if progress > first_progress else None
-        text = f"{tokens} tokens  loss {loss:.3f}  {rate}  {'' if left_s is None else _time(left_s) + ' left'}"
+        left = "" if left_s is None else f"{_time(left_s)} left"
+        text = "  ".join(filter(None, (f"{tokens} tokens", f"loss {loss:.3f}", accepted, rate, left)))
         self._bar.update(self._task, completed=min(progress, 1.0), description=text)
         if not self._console.is_terminal and time.monotonic() - self._line_at >= LINE_S:
             self._line_at = time.monotonic()

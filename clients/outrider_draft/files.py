@@ -17,6 +17,7 @@ def written(path: Path) -> Iterator[Path]:
         yield partial
         with partial.open("rb") as file:
             os.fsync(file.fileno())
+        partial.chmod(0o644)  # a service may be another user
         os.replace(partial, path)
     except Exception as error:
         raise OSError(f"{path} cannot be written, and is as it was: {_reason(error)}") from error

@@ -26,10 +26,19 @@ from outrider.models.loading import Weights, build_hf_model, tokenizer_hash
 from outrider.models.names import why_no_model
 from outrider_cli.failures import FlagError
 from outrider_draft.card import Card
+from outrider_draft.files import written
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 COST_RATIO = 8.0
 """Least forwards of the usual draft that should fit into one of its target."""
+READS = {
+    "q_proj": "input_layernorm",
+    "k_proj": "input_layernorm",
+    "v_proj": "input_layernorm",
+    "gate_proj": "post_attention_layernorm",
+    "up_proj": "post_attention_layernorm",
+}
+"""The norm that each matrix which reads the residual stream reads it through."""
 NUM_LAYERS = 4
 """Layers of the usual draft."""
 
@@ -85,7 +94,7 @@ def make(target: str, out: Path, *, layers: int | None, hidden: int | None, dono
         if of_target.model.generation_config is not None:
             of_target.model.generation_config.save_pretrained(partial)
         config.save_pretrained(partial)
-        save_file(weights_of(draft), partial / WEIGHTS, metadata={"format": "pt"})
+        write_weights(draft, partial)
         card.write(partial)
         if out.exists():
             out.rmdir()
@@ -93,12 +102,14 @@ def make(target: str, out: Path, *, layers: int | None, hidden: int | None, dono
     return size
 
 
-def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the weights of a model as its file holds them: in bfloat16, a tied head left out."""
-    # One by one: `model.to` would also cast the rotary frequencies, which are no weights.
-    return {
+def write_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Writes the weights of a model, in bfloat16. Raises OSError; those before are then still there."""
+    # One by one: `model.to` would also cast the rotary frequencies, which are no weights. A tied head is not named.
+    weights = {
         name: parameter.detach().to("cpu", torch.bfloat16).contiguous() for name, parameter in model.named_parameters()
     }
+    with written(folder / WEIGHTS) as partial:
+        save_file(weights, partial, metadata={"format": "pt"})
 
 
 def _opened(flag: str, name: str) -> Weights:
@@ -204,19 +215,16 @@ def _turned(name: str, weight: Tensor, of_source: Mapping[str, Tensor], basis: T
     # A norm divides by the length of a vector, and that is not changed by a turn: but it multiplies by the root of the
     # width, and its weights belong to directions that are no more. What follows it takes them over.
     root = (basis.shape[0] / basis.shape[1]) ** 0.5
-    norms = {"q_proj": "input", "k_proj": "input", "v_proj": "input"} | dict.fromkeys(
-        ("gate_proj", "up_proj"), "post_attention"
-    )
     if part in ("input_layernorm", "post_attention_layernorm"):
         return torch.full((basis.shape[1],), root)
     if name == "model.norm.weight":
         # The head may be the embedding, so here they stay, as well as they can.
-        return (basis * basis).T @ weight * root
+        return root * basis.square().T.mv(weight)
     if part in ("embed_tokens", "lm_head"):
         return weight @ basis
     if part in ("o_proj", "down_proj"):
         return basis.T @ weight
-    if part in norms and parts[-1] == "weight":
-        norm = of_source[".".join([*parts[:3], f"{norms[part]}_layernorm", "weight"])]
+    if part in READS and parts[-1] == "weight":
+        norm = of_source[".".join([*parts[:3], READS[part], "weight"])]
         return (weight * norm) @ basis
     return weight

@@ -17,10 +17,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from outrider.models.checkpoint import WEIGHTS
 from outrider.models.loading import tokenizer_hash
 from outrider.models.training import Schedule, build_optimizers, step
 from outrider_cli.failures import FlagError
@@ -29,9 +27,9 @@ from outrider_draft.card import Card, machine, read_card
 from outrider_draft.display import Display
 from outrider_draft.documents import ATTENTION, MAX_LEN, cut, endless, split
 from outrider_draft.files import written
-from outrider_draft.held_out import Acceptance, acceptance, head_of, hidden_of, limited
+from outrider_draft.held_out import acceptance, head_of, hidden_of, limited
 from outrider_draft.loss import head_loss
-from outrider_draft.new import weights_of
+from outrider_draft.new import write_weights
 
 STATE = Path("training") / "state.pt"
 CHECKPOINT_S = 180.0
@@ -90,6 +88,7 @@ class Training:
         """
         self._request, self._display = request, display
         self._card = read_card(request.folder)
+        self.target = self._card.target
         self._model = _opened(request)
         documents = _documents(request, self._model.config.vocab_size)
         learnt, held_out = split(documents, request.held_out)
@@ -134,7 +133,7 @@ class Training:
                 position.steps += 1
                 position.tokens += len(batch.rows)
                 position.seconds = before_s + time.monotonic() - started
-                self._display.show(position.progress(request), position.seconds, position.tokens, position.loss)
+                self._show()
                 if time.monotonic() - saved_at >= request.checkpoint_s:
                     self._evaluate()
                     self._save()
@@ -143,7 +142,13 @@ class Training:
         shutil.rmtree(self._state.parent, ignore_errors=True)
         return True
 
-    def _evaluate(self) -> Acceptance:
+    def _show(self) -> None:
+        position, last = self.position, self.position.curve[-1]
+        accepted = f"held out {last['greedy']:.2f} {last['T=0.7']:.2f} {last['T=1']:.2f}"
+        progress = position.progress(self._request)
+        self._display.show(progress, position.seconds, position.tokens, position.loss, accepted)
+
+    def _evaluate(self) -> None:
         """Measures on what is held out; the folder gets the weights if they are the best so far."""
         request, position, card = self._request, self.position, self._card
         found = acceptance(self._model, self._held_out, request.batch_tokens)
@@ -160,13 +165,11 @@ class Training:
         if is_better:
             # Before the first step they are what the folder has already.
             if position.steps:
-                with written(request.folder / WEIGHTS) as partial:
-                    save_file(weights_of(self._model), partial, metadata={"format": "pt"})
+                write_weights(self._model, request.folder)
             position.best = found.mean
         self._card_now().write(request.folder)
         note = "" if is_better else "; not better than before, so the folder keeps what it has"
         self._display.note(f"{position.tokens} tokens, held out: {found}{note}")
-        return found
 
     def _card_now(self) -> Card:
         request, position, card = self._request, self.position, self._card

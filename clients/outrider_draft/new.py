@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from outrider.models.checkpoint import WEIGHTS
+from outrider.models.checkpoint import WEIGHTS, UnsupportedModel
 from outrider.models.loading import Weights, build_hf_model, tokenizer_hash
 from outrider.models.names import why_no_model
 from outrider_cli.failures import FlagError
@@ -115,7 +115,10 @@ def write_weights(model: PreTrainedModel, folder: Path) -> None:
 def _opened(flag: str, name: str) -> Weights:
     if why := why_no_model(name):
         raise FlagError(flag, f"a model that can be opened ({why})", name)
-    weights = build_hf_model(name, "float32")
+    try:
+        weights = build_hf_model(name, "bfloat16")
+    except UnsupportedModel as error:
+        raise FlagError(flag, f"a model that can be opened ({error})", name) from None
     if (family := weights.model.config.model_type) not in FAMILIES:
         raise FlagError(flag, f"a model of the families {', '.join(FAMILIES)}", f"{name} ({family})")
     return weights
@@ -197,7 +200,7 @@ def _shrunk(source: PreTrainedModel, config: Any) -> PreTrainedModel:
             parts[2] = str(taken[int(parts[2])])
         origin = ".".join(parts)
         found = of_source[origin]
-        parameter.copy_(found if basis is None else _turned(origin, found, of_source, basis))
+        parameter.copy_(found if basis is None else _turned(origin, found.float(), of_source, basis))
     return draft
 
 
@@ -225,6 +228,6 @@ def _turned(name: str, weight: Tensor, of_source: Mapping[str, Tensor], basis: T
     if part in ("o_proj", "down_proj"):
         return basis.T @ weight
     if part in READS and parts[-1] == "weight":
-        norm = of_source[".".join([*parts[:3], READS[part], "weight"])]
+        norm = of_source[".".join([*parts[:3], READS[part], "weight"])].float()
         return (weight * norm) @ basis
     return weight

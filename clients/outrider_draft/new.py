@@ -222,7 +222,8 @@ def _turned(name: str, weight: Tensor, of_source: Mapping[str, Tensor], basis: T
         return torch.full((basis.shape[1],), root)
     if name == "model.norm.weight":
         # The head may be the embedding, so here they stay, as well as they can.
-        return root * basis.square().T.mv(weight)
+        scale: Tensor = root * (basis.square().T @ weight)
+        return scale
     if part in ("embed_tokens", "lm_head"):
         return weight @ basis
     if part in ("o_proj", "down_proj"):

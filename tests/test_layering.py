@@ -30,6 +30,7 @@ CLIENT = ROOT / "clients" / "outrider_client"
 GATEWAY = ROOT / "clients" / "outrider_gateway"
 CLI = ROOT / "clients" / "outrider_cli"
 BENCH = ROOT / "clients" / "outrider_bench"
+DRAFT = ROOT / "clients" / "outrider_draft"
 TESTS = ROOT / "tests"
 
 AROUND_GRPC = {"core", "v1", "telemetry", "wire", "security", "peers", "server"}
@@ -132,7 +133,7 @@ def test_devices_meet_in_the_backend_alone() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    paths = [*files(SERVICES), *files(CLIENT), *files(GATEWAY), *files(CLI), *files(BENCH)]
+    paths = [*files(SERVICES), *files(CLIENT), *files(GATEWAY), *files(CLI), *files(BENCH), *files(DRAFT)]
     modules = {_module_of(path): path for path in paths}
     imports = {name: {each for each in _modules_of(path, modules) if each != name} for name, path in modules.items()}
     while leaves := [name for name, imported in imports.items() if not imported & imports.keys()]:
@@ -170,7 +171,7 @@ def test_core_imports_numpy_and_the_standard_library_only() -> None:
 
 @pytest.mark.parametrize("package", HOMES)
 def test_a_third_party_package_has_one_home(package: str) -> None:
-    for path in (*files(SERVICES), *files(CLIENT), *files(GATEWAY), *files(CLI), *files(BENCH)):
+    for path in (*files(SERVICES), *files(CLIENT), *files(GATEWAY), *files(CLI), *files(BENCH), *files(DRAFT)):
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(HOMES[package]):
             roots = {name.partition(".")[0] for name in imports_of(path)}

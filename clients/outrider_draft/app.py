@@ -58,7 +58,7 @@ def new(
         str | None, typer.Option(help="Another model with the same tokenizer, whose weights are taken.")
     ] = None,
 ) -> None:
-    """Makes an untrained draft: some of the target's layers, narrower as a rule."""
+    """Makes an untrained draft: a narrower model of the target's family, or some of its layers."""
     with reported():
         from outrider_draft.new import make
 

@@ -18,7 +18,7 @@ from outrider.models.training import OVERLAP_STARTS, OVERLAP_TEMPERATURES, disti
 
 BLOCK = 1024
 """Rows of the head's product that are held at a time."""
-PART = 64
+PART = 32
 """Rows of which a computation in float32 is made at a time: they stay in a cache."""
 SMALLEST = 1e-6
 """Least probability of a bucket: its logarithm stays finite."""
@@ -72,7 +72,6 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         context: Any, hidden: Tensor, weight: Tensor, top_ids: Tensor, top_logprobs: Tensor, progress: float
     ) -> Tensor:
-        temperatures = (1.0,) if progress < OVERLAP_STARTS else OVERLAP_TEMPERATURES
         dtype = torch.bfloat16 if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
         head = weight.to(dtype)
         hidden_grad = torch.empty_like(hidden, dtype=dtype)
@@ -82,12 +81,10 @@ class _HeadLoss(torch.autograd.Function):
             block = slice(start, start + BLOCK)
             inputs = hidden[block].to(dtype)
             logits = inputs @ head.T
-            share = len(inputs) / len(hidden)
-            loss, logits_grad = _block_loss(logits, top_ids[block], top_logprobs[block], temperatures, progress)
-            total += share * loss
-            logits_grad *= share
-            hidden_grad[block] = logits_grad @ head
-            product = logits_grad.T @ inputs
+            total += _differentiate(logits, top_ids[block], top_logprobs[block], progress) / len(hidden)
+            logits /= len(hidden)
+            hidden_grad[block] = logits @ head
+            product = logits.T @ inputs
             weight_grad = product.to(weight.dtype) if weight_grad is None else weight_grad.add_(product)
         context.save_for_backward(hidden_grad.to(hidden.dtype), weight_grad)
         return total
@@ -98,40 +95,40 @@ class _HeadLoss(torch.autograd.Function):
         return hidden_grad * grad, weight_grad * grad, None, None, None
 
 
-def _block_loss(
-    logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, temperatures: tuple[float, ...], progress: float
-) -> tuple[Tensor, Tensor]:
-    """Returns the mean loss, and its gradient by the logits, in their type."""
-    top_logits = logits.gather(1, top_ids).float().requires_grad_()
-    sums = {t: _logsumexp(logits, t).requires_grad_() for t in temperatures}
-    with torch.enable_grad():
-        loss = distillation_loss(
-            lambda t: (target_buckets(top_logprobs, t), draft_buckets(top_logits, sums[t], t)), progress
-        )
-        top_grad, *sum_grads = torch.autograd.grad(loss, [top_logits, *sums.values()])
-    total: Tensor | None = None
-    for (temperature, logsumexp), sum_grad in zip(sums.items(), sum_grads, strict=True):
+def _differentiate(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, progress: float) -> Tensor:
+    """Returns the sum of the losses of rows, and puts its gradient by the logits in their place."""
+    temperatures = (1.0,) if progress < OVERLAP_STARTS else OVERLAP_TEMPERATURES
+    total = logits.new_zeros((), dtype=torch.float32)
+    for part, ids, logprobs in zip(_parts(logits), _parts(top_ids), _parts(top_logprobs), strict=True):
+        rows = part.float()
+        top_logits = rows.gather(1, ids).requires_grad_()
+        shift = rows.amax(-1, keepdim=True)
+        rows -= shift
+        powers = [rows.exp() if t == 1 else (rows / t).exp_() for t in temperatures]
+        sums = [power.sum(-1, keepdim=True) for power in powers]
+        logsumexps = {
+            t: (shift / t + of_t.log())[:, 0].requires_grad_() for t, of_t in zip(temperatures, sums, strict=True)
+        }
+        with torch.enable_grad():
+            loss = len(part) * distillation_loss(
+                lambda t, top=top_logits, sums=logsumexps, lp=logprobs: (  # type: ignore[misc]
+                    target_buckets(lp, t),
+                    draft_buckets(top, sums[t], t),
+                ),
+                progress,
+            )
+            top_grad, *sum_grads = torch.autograd.grad(loss, [top_logits, *logsumexps.values()])
+        total += loss.detach()
         # The gradient of a logsumexp is the softmax.
-        part = _exp(logits, temperature, logsumexp.detach()).mul_((sum_grad / temperature)[:, None])
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return loss.detach(), total.scatter_add_(1, top_ids, top_grad.to(total.dtype))
+        for power, of_t, grad, t in zip(powers, sums, sum_grads, temperatures, strict=True):
+            power *= grad[:, None] / (t * of_t)
+        gradient = powers[0] if len(powers) == 1 else powers[0].add_(powers[1])
+        part.copy_(gradient.scatter_add_(1, ids, top_grad))
+    return total
 
 
 def _parts(rows: Tensor) -> tuple[Tensor, ...]:
     return torch.split(rows, PART)
-
-
-def _logsumexp(logits: Tensor, temperature: float) -> Tensor:
-    return torch.cat([(part.float() / temperature).logsumexp(-1) for part in _parts(logits)])
-
-
-def _exp(logits: Tensor, temperature: float, shift: Tensor) -> Tensor:
-    """Returns exp(logits / temperature - shift) in the type of the logits, by parts that fit into a cache."""
-    found = torch.empty_like(logits)
-    for out, part, by in zip(_parts(found), _parts(logits), _parts(shift), strict=True):
-        out.copy_((part.float() / temperature).sub_(by[:, None]).exp_())
-    return found
 
 
 @torch.no_grad()

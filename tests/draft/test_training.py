@@ -22,7 +22,7 @@ from outrider_draft.documents import split
 from outrider_draft.train import STATE, Request, Training
 from tests.draft import sampled
 
-SMALL = ("--layers", "2", "--hidden", "64")
+SMALL = ("--layers", "2", "--hidden", "256")
 
 
 def run(*arguments: str | Path) -> Any:

@@ -118,9 +118,7 @@ def _opened(flag: str, name: str) -> Weights:
     return weights
 
 
-def _config_of(
-    source: Any, target_cost: int, layers: int | None, hidden: int | None, *, is_donor: bool
-) -> PretrainedConfig:
+def _config_of(source: Any, target_cost: int, layers: int | None, hidden: int | None, *, is_donor: bool) -> Any:
     """Returns the config of the draft. Raises FlagError if its flags do not fit the source."""
     deepest, widest = source.num_hidden_layers, source.hidden_size
     if layers is not None and not 1 <= layers <= deepest:
@@ -158,11 +156,13 @@ def _narrowed(source: Any, num_layers: int, hidden: int) -> PretrainedConfig:
     config.intermediate_size = 64 * max(1, round(hidden * 8 / 3 / 64))
     config.head_dim = math.gcd(hidden, _head_dim(source))
     config.num_attention_heads = config.num_key_value_heads = hidden // config.head_dim
-    return AutoConfig.for_model(**config.to_dict())  # checked as a whole
+    checked: PretrainedConfig = AutoConfig.for_model(**config.to_dict())
+    return checked
 
 
 def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    found: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return found
 
 
 def _taken(count: int, wanted: int) -> list[int]:

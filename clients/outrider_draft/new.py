@@ -1,9 +1,12 @@
 """Makes an untrained draft for a target: a smaller model of its family, with what its weights can give.
 
 A draft of the target's width has some of its layers, and its embedding as it is. A narrower one keeps of embedding and
-head the directions in which they vary most, and its layers begin at random: layers of the target that are cut to the
-same directions were slower to learn (after 80 s of one core on SmolLM2-135M a greedy acceptance of .13, and .19 with
-random ones, at equal cost of a token).
+head the directions in which they vary most, and its layers begin at random. Measured on SmolLM2-135M, 80 s of one core
+each, greedy acceptance and the target's cost of a token by the draft's:
+
+* 256 wide, 4 layers at random: .18, 8.5;
+* 3 of its layers: .15, 3.5;
+* 216 wide, 4 of its layers, cut to the same directions: .13, 8.4.
 """
 
 from __future__ import annotations

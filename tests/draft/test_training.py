@@ -140,6 +140,7 @@ def test_a_worse_draft_does_not_replace_a_better_one(draft: Path, answers: Path,
     assert weights(draft) == kept
 
 
+@pytest.mark.slow
 def test_the_data_must_fit_the_draft(draft: Path, answers: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

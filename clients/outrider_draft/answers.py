@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file, save_file
+
+from outrider_draft.files import written
 
 HEADER = "data.json"
 SHARDS = "answers-*.safetensors"
@@ -78,7 +80,8 @@ class AnswersWriter:
 
     def _check(self, header: Header) -> None:
         if not (self._folder / HEADER).is_file():
-            _write_whole(self._folder / HEADER, json.dumps(asdict(header), indent=2).encode() + b"\n")
+            with written(self._folder / HEADER) as partial:
+                partial.write_text(json.dumps(asdict(header), indent=2) + "\n", encoding="utf-8")
         elif (found := asdict(read_header(self._folder))) != asdict(header):
             name, wanted = next(pair for pair in asdict(header).items() if found[pair[0]] != pair[1])
             raise BadAnswers(
@@ -111,8 +114,8 @@ class AnswersWriter:
             "top_logprobs": np.concatenate([each.top_logprobs for each in self._pending]),
         }
         number = 1 + max((int(path.stem.rpartition("-")[2]) for path in self._folder.glob(SHARDS)), default=-1)
-        # Not `save_file`, whose errors are no OSError.
-        _write_whole(self._folder / f"answers-{number:06}.safetensors", save(arrays))
+        with written(self._folder / f"answers-{number:06}.safetensors") as partial:
+            save_file(arrays, partial)
         self._pending.clear()
         self._num_pending_tokens = 0
 
@@ -173,16 +176,3 @@ def _read_shard(path: Path) -> Iterator[Document]:
             start, row = start + length, rows.stop
     except Exception as error:  # safetensors raises its own for a file that is cut off
         raise BadAnswers(f"{path} cannot be read: {error}") from error
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that appears when it is complete. Raises OSError; then there is no such file, or the one before."""
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

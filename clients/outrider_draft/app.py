@@ -11,6 +11,7 @@ import typer
 
 from outrider_cli.failures import INTERRUPTED, FlagError, complain, reported
 from outrider_cli.help import BriefCommand, CommandGroup, examples
+from outrider_draft.data import data
 
 if TYPE_CHECKING:  # it imports torch
     from outrider_draft.train import Request
@@ -69,7 +70,13 @@ def new(
         )
 
 
-# `data` is registered here.
+app.command(
+    cls=BriefCommand,
+    epilog=examples(
+        "outrider draft data --out answers --hours 2",
+        "outrider draft data --out answers --prompts chats --address verifier:50051",
+    ),
+)(data)
 
 
 @app.command(
@@ -146,7 +153,10 @@ def judge(
     *,
     target: Target,
     than: Annotated[str | None, typer.Option(help="Another draft to compare it with.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `outrider bench generate`.")] = None,
+    prompts: Annotated[
+        str,
+        typer.Option(metavar="NAME|FILE", help="As of `outrider bench generate`; of chats those that are held out."),
+    ] = "chats",
     num_prompts: Annotated[int, typer.Option(help="Prompts to use, the categories taking turns.")] = 4,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 40,
     quick: Annotated[bool, typer.Option("--quick", help="Shows that it works, not how good the draft is.")] = False,
@@ -162,7 +172,9 @@ def judge(
         usual = PairConfig()
         available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         try:
-            chosen = read_prompts(prompts, "", min(num_prompts, 2) if quick else num_prompts)
+            # Nobody has answered these to train on: `data` takes the others.
+            is_held_out, count = prompts == "chats", min(num_prompts, 2) if quick else num_prompts
+            chosen = read_prompts(prompts, "", count, held_out=is_held_out)
         except PromptError as error:
             raise ValueError(str(error)) from None
         config = PairConfig(
@@ -175,6 +187,7 @@ def judge(
             num_speculative_tokens=(2, 8) if quick else usual.num_speculative_tokens,
             max_tokens=24 if quick else max_tokens,
             prompts=chosen,
+            prompt_set=prompts,
         )
         status, verdict = judging.judge(folder, config, than, Console())
         if status:

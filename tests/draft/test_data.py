@@ -187,7 +187,7 @@ async def test_a_full_disk_is_one_line_and_leaves_nothing_half(chatting: Running
     process = await asyncio.create_subprocess_exec(*limited, stderr=asyncio.subprocess.PIPE)
     errors = (await process.communicate())[1].decode()
     assert process.returncode == 1, errors
-    assert "error: [Errno 27] File too large" in errors.splitlines()[-1]
+    assert "File too large" in errors.splitlines()[-1]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["data.json"]
 
 

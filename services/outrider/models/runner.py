@@ -15,7 +15,7 @@ from outrider.models.checkpoint import UnsupportedModel
 from outrider.models.draws import Best, RowDraws
 from outrider.models.kv_cache import CacheShape, KVCache, KVPool
 from outrider.models.packing import Segment
-from outrider.models.torch.products import Product
+from outrider.models.torch.products import MakeProduct, PartialHead, Product
 
 __all__ = ["KVCache", "Runner", "Segment"]
 
@@ -58,8 +58,20 @@ class Runner(ABC):
         self.queries_per_key = config.num_attention_heads // self.cache_shape.num_heads
         """Query heads that share a key-value head."""
         self.is_fused = is_fused
+        self.head_token_ids = head_token_ids(model)
+        """Whole numbers [tokens]: the only tokens that have logits; those of the others are minus infinity. None means
+        that all have."""
+        if self.head_token_ids is not None and not is_fused:
+            raise UnsupportedModel(f"a model of type {config.model_type} cannot have a head of some tokens alone")
         self.min_rows = 1
         """Least rows of a forward; fewer are padded. Unused if there are `buckets`."""
+
+    def make_head(self, head: Any, make: MakeProduct) -> Product:
+        """Makes the product that gives the logits, of the model's own head."""
+        if self.head_token_ids is None:
+            return make(head.weight, head.bias)
+        bias = None if head.bias is None else head.bias[self.head_token_ids]
+        return PartialHead(make(head.weight[self.head_token_ids], bias), self.head_token_ids, self.vocab_size)
 
     # Properties of forwards.
 
@@ -203,6 +215,20 @@ def cache_shape(model: PreTrainedModel) -> CacheShape:
         dtype=torch.float32 if head.weight.device.type == "cpu" else head.weight.dtype,
         device=head.weight.device,
     )
+
+
+def head_token_ids(model: PreTrainedModel) -> Tensor | None:
+    """Returns the tokens to which the config of a model limits its head, `head_token_ids`: whole numbers [tokens], on
+    its device. None means that it does not. Raises UnsupportedModel if they are no tokens of the model."""
+    listed = getattr(model.config, "head_token_ids", None)
+    if listed is None:
+        return None
+    weight: Tensor = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+    if not (isinstance(listed, list) and set(map(type, listed)) == {int} and len(set(listed)) == len(listed)):
+        raise UnsupportedModel("its head_token_ids must be a list of different token ids")
+    if min(listed) < 0 or max(listed) >= len(weight):
+        raise UnsupportedModel(f"its head_token_ids must be below {len(weight)}, the rows of its head")
+    return torch.tensor(sorted(listed), device=weight.device)
 
 
 class Context(NamedTuple):

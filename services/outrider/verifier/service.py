@@ -151,6 +151,11 @@ class VerifierService:
         model, forward_times_ms = self._model, self._forward_times_ms
         if model is None:
             model = load_for(self._settings, beside=beside, on_step=say_step)
+            if model.runner.head_token_ids is not None:
+                reason = (
+                    f"its head has {len(model.runner.head_token_ids)} of {model.vocab_size} tokens: it can only draft"
+                )
+                raise CannotLoadModel(f"--model {self._settings.model}: {reason}")
             if self._settings.generation_config == "auto":
                 model = replace(model, default_sampling=default_sampling(model.checkpoint))
         if forward_times_ms is not None:

@@ -59,7 +59,9 @@ class CudaRunner(Runner):
 
         with torch.inference_mode():
             self._stack = FusedStack(model, make_steps, TorchProduct, self.cache_shape.dtype)
-            self._head = self._steps.head(make_head(head.weight, head.bias, TorchProduct))
+            self._head = self.make_head(
+                head, lambda weight, bias: self._steps.head(make_head(weight, bias, TorchProduct))
+            )
             # Launches go to the thread's current device.
             with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
                 if self._steps.is_invariant:

@@ -61,6 +61,28 @@ class HeadProduct(TorchProduct):
         return torch.mm(x, self._transposed, out_dtype=torch.float32)
 
 
+class PartialHead:
+    """Computes the logits of some tokens, [rows, in] to float32 [rows, vocab]; those of all others are minus infinity.
+
+    A draft model may do so: it never drafts the others (FR-Spec, Zhao et al., 2025, arXiv 2502.14856).
+    """
+
+    def __init__(self, product: Product, token_ids: Tensor, vocab_size: int) -> None:
+        """
+        Args:
+            product: Computes the logits of these tokens alone.
+            token_ids: Whole numbers [tokens].
+            vocab_size: Width of the logits.
+        """
+        self._product, self._token_ids, self._vocab_size = product, token_ids, vocab_size
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Computes the logits."""
+        found = self._product(x).float()
+        logits = found.new_full((len(found), self._vocab_size), -torch.inf)
+        return logits.index_copy_(1, self._token_ids, found)
+
+
 def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Joins weights and biases for one product that gives the outputs of all `linears` side by side."""
     weight = torch.cat(tuple(linear.weight for linear in linears))

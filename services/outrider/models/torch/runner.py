@@ -54,7 +54,7 @@ class TorchRunner(Runner):
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._stack: Stack
         with torch.inference_mode():
-            self._head: Product = make_head(head.weight, head.bias, self.make_product)
+            self._head = self.make_head(head, lambda weight, bias: make_head(weight, bias, self.make_product))
             if self.is_fused:
                 self._stack = FusedStack(model, self.make_steps, self.make_product, self.cache_shape.dtype)
             else:

@@ -56,12 +56,14 @@ class PanelProduct:
     """Computes `x @ weight.T + bias` of bfloat16, [rows, in] to [rows, out], with a weight for which `takes` returns
     True."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
         """
         Args:
             weight: [out, in].
             bias: [out].
+            dtype: Type of the results. The sums are float32.
         """
+        self._dtype = dtype
         self._num_outputs = weight.shape[0]
         self.panels = _panels_of(weight)
         """Weights as panels: int32 [out / 32, in / 2 * 32], each number holds a pair of inputs of one output."""
@@ -70,7 +72,7 @@ class PanelProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Computes the product."""
-        out = torch.empty(x.shape[0], self._num_outputs, dtype=torch.bfloat16)
+        out = torch.empty(x.shape[0], self._num_outputs, dtype=self._dtype)
         multiply_bfloat16(as_array(x.contiguous()), self.panels, self.bias, as_array(out))
         return out
 
@@ -88,13 +90,14 @@ def _make_multiply(num_rows: int) -> Any:
 
     @intrinsic
     def multiply(_context: Any, x: Any, panels: Any, bias: Any, out: Any, row: Any, last: Any, panel: Any) -> Any:
-        """Writes out[row : row + num_rows, 32 * panel : 32 * panel + 32] up to row `last`, rounded to bfloat16.
+        """Writes out[row : row + num_rows, 32 * panel : 32 * panel + 32] up to row `last`, in the type of `out`.
 
         `x` is flat: row `row` begins at row * in / 2, and the pairs of all these rows lie side by side.
         """
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             given, weights, added, found = matrices(context, builder, signature, arguments)
+            is_rounded = signature.args[3].dtype.bitwidth == 16
             first_row, last_row, number = arguments[4:]
             rows = [builder.add(first_row, INDEX(index)) for index in range(num_rows)]
             column, halves = builder.mul(number, INDEX(PANEL)), range(PANEL // _NUM_SUMS)
@@ -114,7 +117,7 @@ def _make_multiply(num_rows: int) -> Any:
             for each, of_row in zip(rows, sums, strict=True):
                 with builder.if_then(builder.icmp_signed("<", each, last_row)):
                     for begin, own in zip(begins, of_row, strict=True):
-                        found.put(own.rounded(), builder.add(found.row(each), begin))
+                        found.put(own.rounded() if is_rounded else own.value, builder.add(found.row(each), begin))
             return context.get_dummy_value()
 
         return types.void(x, panels, bias, out, row, last, panel), generate
@@ -134,15 +137,16 @@ class _PairSum:
 
     def add(self, x: Any, y: Any) -> None:
         # As assembly text: the types of the compiler's intrinsic change from one version to the next.
-        added = self._builder.asm(self._ADD, "vdpbf16ps $3, $2, $0", "=v,0,v,v", [self._value, x, y], False)
+        added = self._builder.asm(self._ADD, "vdpbf16ps $3, $2, $0", "=v,0,v,v", [self.value, x, y], False)
         self._builder.store(added, self._place)
 
     def rounded(self) -> Any:
         """Returns the bits of the sums as bfloat16, rounded to the nearest."""
-        return self._builder.asm(self._ROUND, "vcvtneps2bf16 $1, $0", "=v,v", [self._value], False)
+        return self._builder.asm(self._ROUND, "vcvtneps2bf16 $1, $0", "=v,v", [self.value], False)
 
     @property
-    def _value(self) -> Any:
+    def value(self) -> Any:
+        """The sums so far."""
         return self._builder.load(self._place)
 
 
@@ -204,7 +208,7 @@ def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:
         x: bfloat16's bits [rows, in].
         panels: int32 [out / 32, in / 2 * 32], see `PanelProduct`.
         bias: float32 [out].
-        out: bfloat16's bits [rows, out], written.
+        out: bfloat16's bits or float32 [rows, out], written.
     """
     pairs = x.view(np.int32)
     num_rows, num_pairs = pairs.shape

@@ -23,6 +23,12 @@ def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
     return products.make_product(weight, bias)
 
 
+def make_head(weight: Tensor, bias: Tensor | None = None) -> Product:
+    """Makes the product that gives the logits: in float32 where the sums are, because bfloat16 logits near 20 lie an
+    eighth apart."""
+    return PanelProduct(weight, bias, torch.float32) if takes(weight) else make_product(weight, bias)
+
+
 def _make_small(weight: Tensor, bias: Tensor | None) -> Product:
     num_outputs = weight.shape[0]
     columns = kernels.as_array(weight.t().contiguous())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.models.cpu import kernels
 from outrider.models.cpu.paths import CpuPlan
-from outrider.models.cpu.products import make_product
+from outrider.models.cpu.products import make_head, make_product
 from outrider.models.cpu.steps import CpuSteps
 from outrider.models.packing import Segment
 from outrider.models.rotary import RotaryTable
@@ -27,6 +27,10 @@ class CpuRunner(TorchRunner):
     def make_product(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See `outrider.models.cpu.products`."""
         return make_product(weight, bias)
+
+    def make_logits(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See `outrider.models.cpu.products`."""
+        return make_head(weight, bias)
 
     def make_steps(self, rotary: RotaryTable) -> Steps[Any]:
         """See `TorchRunner`."""

@@ -54,7 +54,7 @@ class TorchRunner(Runner):
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._stack: Stack
         with torch.inference_mode():
-            self._head = self.make_head(head, lambda weight, bias: make_head(weight, bias, self.make_product))
+            self._head = self.make_head(head, self.make_logits)
             if self.is_fused:
                 self._stack = FusedStack(model, self.make_steps, self.make_product, self.cache_shape.dtype)
             else:
@@ -68,6 +68,10 @@ class TorchRunner(Runner):
     def make_product(self, weight: Tensor, bias: Tensor | None) -> Product:
         """Makes a product of the layers, see `outrider.models.torch.products.make_product`."""
         return make_product(weight, bias)
+
+    def make_logits(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """Makes the product of the head, see `outrider.models.torch.products.make_head`."""
+        return make_head(weight, bias, self.make_product)
 
     def make_steps(self, rotary: RotaryTable) -> Steps[Any]:
         """Makes the steps between the products."""

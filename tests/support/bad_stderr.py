@@ -16,9 +16,9 @@ KINDS: tuple[Kind, ...] = ("full", "closed", "reader gone", "unread")
 
 @contextmanager
 def bad_stderr(kind: Kind) -> Iterator[dict[str, Any]]:
-    """Yields arguments of Popen for a process with such a stderr. That of "unread" is a pipe that nobody reads."""
+    """Yields arguments of `started` for a process with such a stderr. That of "unread" is a pipe that nobody reads."""
     if kind == "closed":
-        yield {"preexec_fn": lambda: os.close(2)}
+        yield {"has_stderr": False}
         return
     if kind == "full":
         with open("/dev/full", "wb") as full:
@@ -38,8 +38,11 @@ def bad_stderr(kind: Kind) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Runs a process for the block at most, and reads its stdout."""
+def started(command: list[str], *, has_stderr: bool = True, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Runs a process for the block at most, and reads its stdout. `options` are those of Popen."""
+    if not has_stderr:
+        # By a shell: a function between fork and exec may hang or fail, for the threads of this process are not there.
+        command = ["sh", "-c", 'exec "$0" "$@" 2>&-', *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
         try:
             yield process

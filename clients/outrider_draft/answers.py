@@ -18,6 +18,7 @@ import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from outrider_cli.failures import FlagError
 from outrider_draft.files import written
 
 HEADER = "data.json"
@@ -139,6 +140,27 @@ def read_answers(folder: Path) -> Answers:
     if not documents:
         raise BadAnswers(f"{folder} holds no answers yet")
     return Answers(read_header(folder), documents)
+
+
+def documents_of(folders: Sequence[Path], tokenizer_hash: str, vocab_size: int) -> list[Document]:
+    """Reads the documents of folders, which must be of this tokenizer, with ids below `vocab_size`. Raises FlagError,
+    which names `--data`."""
+    documents: list[Document] = []
+    for path in folders:
+        try:
+            header = read_header(path)
+            if header.tokenizer_hash != tokenizer_hash:
+                raise FlagError("--data", "answers in the draft's tokenizer", f"{path}, of {header.model}")
+            if header.vocab_size > vocab_size:
+                rule = f"answers of a vocabulary of at most {vocab_size} tokens, as the draft's"
+                raise FlagError("--data", rule, f"{path}, with {header.vocab_size}")
+            documents += read_answers(path).documents
+        except BadAnswers as error:
+            raise FlagError("--data", f"a folder of answers ({error})", path) from None
+    tops = {document.top_ids.shape[1] for document in documents}
+    if len(tops) > 1:
+        raise FlagError("--data", "folders with equally many log-probabilities for a token", sorted(tops))
+    return documents
 
 
 def read_prompts(folder: Path) -> Iterator[tuple[npt.NDArray[np.int32], int]]:

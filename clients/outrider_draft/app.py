@@ -58,12 +58,19 @@ def new(
     donor: Annotated[
         str | None, typer.Option(help="Another model with the same tokenizer, whose weights are taken.")
     ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(help="Tokens that the draft can say, the most frequent of --data: its head is most of its cost."),
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Folder of answers, for --vocabulary; may be repeated.")
+    ] = None,
 ) -> None:
     """Makes an untrained draft: a narrower model of the target's family, or some of its layers."""
     with reported():
         from outrider_draft.new import make
 
-        size = make(target, out, layers=layers, hidden=hidden, donor=donor)
+        size = make(target, out, layers=layers, hidden=hidden, donor=donor, vocabulary=vocabulary, data=data or ())
         typer.echo(
             f"{out}: {size.num_parameters / 1e6:.1f} M parameters, {size.num_layers} layers, {size.hidden_size} wide; "
             f"a token costs about {size.share:.1%} of the target's (1 to {1 / size.share:.1f})"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from outrider.models.runner import head_token_ids
 from outrider_draft.answers import Document
 from outrider_draft.documents import Batch, in_order
 from outrider_draft.loss import measure
@@ -77,6 +78,7 @@ def hidden_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def head_of(model: PreTrainedModel) -> torch.Tensor:
-    """Returns the head's weights, [vocab_size, hidden_size]."""
+    """Returns the weights of the head, [num_tokens, hidden_size]: of all tokens, or of those that it is limited to."""
     weight: torch.Tensor = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-    return weight
+    kept = head_token_ids(model)
+    return weight if kept is None else weight[kept]

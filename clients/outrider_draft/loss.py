@@ -22,6 +22,8 @@ PART = 32
 """Rows of which a computation in float32 is made at a time: they stay in a cache."""
 SMALLEST = 1e-6
 """Least probability of a bucket: its logarithm stays finite."""
+NEVER = -1e4
+"""Log-probability of a token that the head of the draft does not have: finite, with a probability of 0."""
 
 
 class Measured(NamedTuple):
@@ -35,20 +37,22 @@ class Measured(NamedTuple):
     """Rows whose likeliest token is the target's."""
 
 
-def target_buckets(top_logprobs: Tensor, temperature: float) -> Tensor:
+def target_buckets(top_ids: Tensor, top_logprobs: Tensor, temperature: float) -> Tensor:
     """Returns log-probabilities of the target's best tokens, and of the rest, [num_rows, num_top + 1].
 
     At another temperature than 1 the rest is taken for as even as it can be: each of it as likely as the last of the
-    best tokens.
+    best tokens. A token that the draft cannot say has a probability of 0, and the others keep theirs: a place counts as
+    much as there is to be guessed.
     """
     rest = (1.0 - top_logprobs.exp().sum(-1, keepdim=True)).clamp_min(SMALLEST).log()
     rest = rest + (1.0 / temperature - 1.0) * top_logprobs[:, -1:]
-    return torch.cat([top_logprobs / temperature, rest], -1).log_softmax(-1)
+    buckets = torch.cat([top_logprobs / temperature, rest], -1).log_softmax(-1)
+    return buckets.masked_fill(functional.pad(top_ids < 0, (0, 1)), NEVER)
 
 
-def draft_buckets(top_logits: Tensor, logsumexp: Tensor, temperature: float) -> Tensor:
+def draft_buckets(top_ids: Tensor, top_logits: Tensor, logsumexp: Tensor, temperature: float) -> Tensor:
     """Returns the same of a draft, by its logits of those tokens, and the logsumexp of all at the temperature."""
-    top = top_logits / temperature - logsumexp[:, None]
+    top = (top_logits / temperature - logsumexp[:, None]).masked_fill(top_ids < 0, NEVER)
     rest = (1.0 - top.exp().sum(-1, keepdim=True)).clamp_min(SMALLEST).log()
     return torch.cat([top, rest], -1)
 
@@ -58,8 +62,8 @@ def head_loss(hidden: Tensor, weight: Tensor, top_ids: Tensor, top_logprobs: Ten
 
     Args:
         hidden: Input of the head, [num_rows, hidden_size].
-        weight: The head, [vocab_size, hidden_size].
-        top_ids: [num_rows, num_top].
+        weight: The head, [num_tokens, hidden_size].
+        top_ids: Rows of the head, [num_rows, num_top]; -1 for a token that it does not have.
         top_logprobs: Those of the target at temperature 1, [num_rows, num_top].
         progress: Share of the training that has passed.
     """
@@ -138,10 +142,10 @@ def measure(hidden: Tensor, weight: Tensor, top_ids: Tensor, top_logprobs: Tenso
     num_same = 0.0
     for part, ids, logprobs in zip(_parts(hidden), _parts(top_ids), _parts(top_logprobs), strict=True):
         logits = functional.linear(part, weight).float()
-        top_logits = logits.gather(1, ids)
+        top_logits = logits.gather(1, ids.clamp_min(0))
         for index, temperature in enumerate(OVERLAP_TEMPERATURES):
-            log_q = draft_buckets(top_logits, (logits / temperature).logsumexp(-1), temperature)
-            log_p = target_buckets(logprobs, temperature)
+            log_q = draft_buckets(ids, top_logits, (logits / temperature).logsumexp(-1), temperature)
+            log_p = target_buckets(ids, logprobs, temperature)
             overlaps[index] += torch.minimum(log_p, log_q)[:, :-1].exp().sum().item()
         num_same += (logits.argmax(-1) == ids[:, 0]).sum().item()
     return Measured(len(hidden), tuple(overlaps), num_same)

@@ -15,10 +15,12 @@ import copy
 import math
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,6 +30,7 @@ from outrider.models.checkpoint import WEIGHTS, UnsupportedModel
 from outrider.models.loading import Weights, build_hf_model, tokenizer_hash
 from outrider.models.names import why_no_model
 from outrider_cli.failures import FlagError
+from outrider_draft.answers import documents_of
 from outrider_draft.card import Card
 from outrider_draft.files import written
 
@@ -51,7 +54,16 @@ class Size:
     """Of the weights that a token of the target reads: about its share of the time."""
 
 
-def make(target: str, out: Path, *, layers: int | None, hidden: int | None, donor: str | None) -> Size:
+def make(
+    target: str,
+    out: Path,
+    *,
+    layers: int | None = None,
+    hidden: int | None = None,
+    donor: str | None = None,
+    vocabulary: int | None = None,
+    data: Sequence[Path] = (),
+) -> Size:
     """Makes a draft folder.
 
     Args:
@@ -61,6 +73,8 @@ def make(target: str, out: Path, *, layers: int | None, hidden: int | None, dono
         hidden: Width of the draft; None means what makes a token `COST_RATIO` times cheaper than the target's, or with
             a donor the donor's width.
         donor: Name of another model with the same tokenizer, whose weights are taken instead of the target's.
+        vocabulary: Tokens that the draft can say; None means all.
+        data: Folders of answers, which say what tokens are frequent.
 
     Raises:
         FlagError: A flag does not fit the target.
@@ -73,7 +87,10 @@ def make(target: str, out: Path, *, layers: int | None, hidden: int | None, dono
     wanted = tokenizer_hash(of_target.tokenizer)
     if tokenizer_hash(source.tokenizer) != wanted:
         raise FlagError("--donor", f"a model with the tokenizer of {target}", donor)
-    config = _config_of(source.model.config, _cost(of_target.model.config), layers, hidden, is_donor=donor is not None)
+    base: Any = copy.deepcopy(source.model.config)
+    if vocabulary is not None:
+        base.head_token_ids = _frequent(of_target, wanted, vocabulary, data)
+    config = _config_of(base, _cost(of_target.model.config), layers, hidden, is_donor=donor is not None)
     size = _size_of(config, of_target.model.config)
     if size.share >= 1:
         flag, value = ("--donor", donor) if donor and hidden is None and layers is None else ("--layers", layers)
@@ -173,10 +190,33 @@ def _taken(count: int, wanted: int) -> list[int]:
     return [round(index * (count - 1) / max(wanted - 1, 1)) for index in range(wanted)]
 
 
+def _frequent(target: Weights, own_hash: str, count: int, data: Sequence[Path]) -> list[int]:
+    """Returns the tokens that a target says most often, and those that have a meaning to programs: ends, and the marks
+    of a chat. Raises FlagError."""
+    if not data:
+        raise FlagError("--vocabulary", "unset without --data, which says what tokens are frequent", count)
+    num_tokens = target.model.get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
+    special = {*target.tokenizer.all_special_ids, *_ends(target.model.generation_config)}
+    if not len(special) < count < num_tokens:
+        raise FlagError("--vocabulary", f"above the {len(special)} special tokens, and below all {num_tokens}", count)
+    # Expected, not counted: the target's other choices would have been as good.
+    expected = np.zeros(num_tokens)
+    for document in documents_of(data, own_hash, num_tokens):
+        np.add.at(expected, document.top_ids, np.exp(document.top_logprobs, dtype=np.float64))
+    expected[list(special)] = np.inf
+    return sorted(np.argsort(-expected, kind="stable")[:count].tolist())
+
+
+def _ends(generation: Any) -> Sequence[int]:
+    ends = getattr(generation, "eos_token_id", None)
+    return () if ends is None else ends if isinstance(ends, list) else [ends]
+
+
 def _cost(config: Any) -> int:
-    """Counts the weights that a token reads: all but an embedding that is not the head, too."""
-    num_parameters = _num_parameters(config)
-    return num_parameters if config.tie_word_embeddings else num_parameters - config.vocab_size * config.hidden_size
+    """Counts the weights that a token reads: of the embedding one row, of the head those of its tokens."""
+    num_matrices = 1 if config.tie_word_embeddings else 2
+    num_head = len(getattr(config, "head_token_ids", None) or range(config.vocab_size))
+    return _num_parameters(config) + (num_head - num_matrices * config.vocab_size) * config.hidden_size
 
 
 def _num_parameters(config: Any) -> int:

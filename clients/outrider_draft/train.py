@@ -11,18 +11,20 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from outrider.models.loading import tokenizer_hash
+from outrider.models.runner import head_token_ids
 from outrider.models.training import Schedule, build_optimizers, step
 from outrider_cli.failures import FlagError
-from outrider_draft.answers import BadAnswers, Document, read_answers, read_header
+from outrider_draft.answers import Document, documents_of
 from outrider_draft.card import Card, machine, read_card
 from outrider_draft.display import Display
 from outrider_draft.documents import ATTENTION, MAX_LEN, cut, endless, split
@@ -90,7 +92,7 @@ class Training:
         self._card = read_card(request.folder)
         self.target = self._card.target
         self._model = _opened(request)
-        documents = _documents(request, self._model.config.vocab_size)
+        documents = _documents(request, self._model)
         learnt, held_out = split(documents, request.held_out)
         self._num_documents = len(learnt)
         length = min(MAX_LEN, request.batch_tokens)
@@ -239,27 +241,18 @@ def _opened(request: Request) -> PreTrainedModel:
     return model
 
 
-def _documents(request: Request, vocab_size: int) -> list[Document]:
-    """Returns the documents of all folders. Raises FlagError if they are not for the draft."""
+def _documents(request: Request, model: PreTrainedModel) -> list[Document]:
+    """Returns the documents of all folders, their best tokens as columns of the draft's head; -1 for those that it has
+    not. Raises FlagError if they are not for the draft."""
     if not request.data:
         raise FlagError("--data", "a folder of answers, as `outrider draft data` makes one", "none")
-    own_hash = tokenizer_hash(AutoTokenizer.from_pretrained(request.folder))
-    documents: list[Document] = []
-    for path in request.data:
-        try:
-            header = read_header(path)
-            if header.tokenizer_hash != own_hash:
-                raise FlagError("--data", "answers in the draft's tokenizer", f"{path}, of {header.model}")
-            if header.vocab_size > vocab_size:
-                rule = f"answers of a vocabulary of at most {vocab_size} tokens, as the draft's"
-                raise FlagError("--data", rule, f"{path}, with {header.vocab_size}")
-            documents += read_answers(path).documents
-        except BadAnswers as error:
-            raise FlagError("--data", f"a folder of answers ({error})", path) from None
-    tops = {document.top_ids.shape[1] for document in documents}
-    if len(tops) > 1:
-        raise FlagError("--data", "folders with equally many log-probabilities for a token", sorted(tops))
-    return documents
+    vocab_size: int = model.config.vocab_size
+    documents = documents_of(request.data, tokenizer_hash(AutoTokenizer.from_pretrained(request.folder)), vocab_size)
+    if (kept := head_token_ids(model)) is None:
+        return documents
+    columns = np.full(vocab_size, -1, np.int32)
+    columns[kept.cpu().numpy()] = np.arange(len(kept))
+    return [replace(document, top_ids=columns[document.top_ids]) for document in documents]
 
 
 @contextmanager

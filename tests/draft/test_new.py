@@ -89,6 +89,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         ("demo/target", out, ("--layers", "7"), "--layers must be 1 to 6"),
         ("demo/target", out, ("--layers", "6", "--hidden", "256"), "--layers must be such that the draft is smaller"),
         ("demo/target", out, ("--hidden", "63"), "--hidden must be a multiple of 16 below 256, or 256"),
+        ("demo/target", out, ("--vocabulary", "99"), "--vocabulary must be unset without --data"),
         ("demo/target", out, ("--hidden", "272"), "--hidden must be a multiple of 16 below 256, or 256"),
     ):
         found = new(target, folder, *flags)

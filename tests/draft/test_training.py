@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from outrider.models.loading import load_model
+from outrider.models.runner import Segment
 from outrider_draft.answers import AnswersWriter
 from outrider_draft.app import app
 from outrider_draft.display import Display
@@ -83,6 +85,24 @@ def test_a_draft_learns_and_can_be_served(draft: Path, answers: Path) -> None:
     assert loaded.tokenizer_hash == target.tokenizer_hash
     assert (loaded.vocab_size, loaded.eos_token_ids) == (target.vocab_size, target.eos_token_ids)
     assert not (draft / "training").exists()
+
+
+@pytest.mark.slow
+def test_a_draft_with_a_small_vocabulary_learns_and_says_nothing_else(answers: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    flags = ("--vocabulary", "400", "--data", answers)
+    assert run("new", "--target", sampled.TARGET, "--out", draft, *SMALL, *flags).exit_code == 0
+    trained = run("train", draft, "--data", answers, "--tokens", "6000", "--batch-tokens", "512", "--held-out", "0.1")
+    assert trained.exit_code == 0, trained.output
+    curve = card(draft)["curve"]
+    assert curve[-1]["T=0.7"] > curve[0]["T=0.7"] + 0.1
+    loaded = load_model(str(draft))
+    kept = json.loads((draft / "config.json").read_text())["head_token_ids"]
+    assert len(kept) == 400
+    assert set(loaded.eos_token_ids) <= set(kept)
+    runner = loaded.runner
+    logits = runner.forward([Segment(runner.new_cache(), [1, 2, 3], 1)])[0]
+    assert (logits > -torch.inf).nonzero()[:, 0].tolist() == kept
 
 
 @pytest.mark.slow

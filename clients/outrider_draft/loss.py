@@ -105,7 +105,8 @@ def _differentiate(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, progre
     total = logits.new_zeros((), dtype=torch.float32)
     for part, ids, logprobs in zip(_parts(logits), _parts(top_ids), _parts(top_logprobs), strict=True):
         rows = part.float()
-        top_logits = rows.gather(1, ids).requires_grad_()
+        columns = ids.clamp_min(0)
+        top_logits = rows.gather(1, columns).requires_grad_()
         shift = rows.amax(-1, keepdim=True)
         rows -= shift
         powers = [rows.exp() if t == 1 else (rows / t).exp_() for t in temperatures]
@@ -115,9 +116,9 @@ def _differentiate(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, progre
         }
         with torch.enable_grad():
             loss = len(part) * distillation_loss(
-                lambda t, top=top_logits, sums=logsumexps, lp=logprobs: (  # type: ignore[misc]
-                    target_buckets(lp, t),
-                    draft_buckets(top, sums[t], t),
+                lambda t, ids=ids, top=top_logits, sums=logsumexps, lp=logprobs: (  # type: ignore[misc]
+                    target_buckets(ids, lp, t),
+                    draft_buckets(ids, top, sums[t], t),
                 ),
                 progress,
             )
@@ -127,7 +128,7 @@ def _differentiate(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, progre
         for power, of_t, grad, t in zip(powers, sums, sum_grads, temperatures, strict=True):
             power *= grad[:, None] / (t * of_t)
         gradient = powers[0] if len(powers) == 1 else powers[0].add_(powers[1])
-        part.copy_(gradient.scatter_add_(1, ids, top_grad))
+        part.copy_(gradient.scatter_add_(1, columns, top_grad))
     return total
 
 

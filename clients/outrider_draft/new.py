@@ -215,8 +215,9 @@ def _ends(generation: Any) -> Sequence[int]:
 def _cost(config: Any) -> int:
     """Counts the weights that a token reads: of the embedding one row, of the head those of its tokens."""
     num_matrices = 1 if config.tie_word_embeddings else 2
-    num_head = len(getattr(config, "head_token_ids", None) or range(config.vocab_size))
-    return _num_parameters(config) + (num_head - num_matrices * config.vocab_size) * config.hidden_size
+    vocab_size, hidden_size = int(config.vocab_size), int(config.hidden_size)
+    num_head = len(getattr(config, "head_token_ids", None) or range(vocab_size))
+    return _num_parameters(config) + (num_head - num_matrices * vocab_size) * hidden_size
 
 
 def _num_parameters(config: Any) -> int:

@@ -18,7 +18,7 @@ from outrider_bench.config import GpuConfig
 from outrider_bench.gpu import suite
 from outrider_bench.gpu.cells import PEERS, Cell, Kept, cells_of, room_in, tokens_of
 from outrider_bench.gpu.generations import NUM_ALONE, options_of, requests_of, value_of
-from outrider_bench.gpu.report import micro_tables, report_of
+from outrider_bench.gpu.report import report_of
 from outrider_bench.gpu.suite import GpuSuite
 from outrider_bench.samples import Chunk, GenerationSample, Request, Rounds
 from outrider_bench.workers.gpu import GpuWorker
@@ -99,14 +99,6 @@ def test_an_h100_has_no_room_for_32_long_sessions_of_the_pair_and_an_h200_has() 
     assert rooms[79.6] < wanted < rooms[140.4]
     assert all(room % 64 == 0 for room in rooms.values())
     assert room_in(10, 2 * 8_800_000_000, 256 * 1024) == 0
-
-
-def test_a_run_goes_on_with_the_cells_that_it_finds(tmp_path: Path) -> None:
-    first, second = (Cell("services", name) for name in ("off", "pearl"))
-    Kept(tmp_path, {"device": "A"}).keep(first, {"tokens_per_s": 3.0})
-    again = Kept(tmp_path, {"device": "A"})
-    assert (again.find(first), again.find(second)) == (True, False)
-    assert again.values == {first: {"tokens_per_s": 3.0}}
 
 
 def test_cells_of_another_machine_or_cut_short_are_measured_anew(tmp_path: Path) -> None:
@@ -264,24 +256,6 @@ def test_a_report_says_what_was_left_out_and_how_far_the_machine_drifted() -> No
     assert any("180.0 to 200.0 tokens/s" in sentence for sentence in report.chapters[0].sentences)
     on_cpu = report_of(results_of([], device="CPU", memory_gib=None))
     assert any("not how fast a GPU is" in note for note in on_cpu.notes)
-
-
-def test_single_parts_show_steps_of_a_draft_model_where_there_are_any() -> None:
-    value: dict[str, Any] = {
-        "forward_ms": {"1": 2.0},
-        "products_ms": {"1": 1.0},
-        "products_gb_per_s": {"1": 1000.0},
-        "draw_us": {"0": {"1": 5.0}},
-        "sessions_ms": {"1": 2.0, "8": 3.0},
-        "kv_gb_per_s": {"8": 900.0},
-        "steps_ms": {"1": 0.75, "8": 1.0},
-    }
-    _, sessions = micro_tables({"label": "draft", "context": 64, "value": value})
-    assert [row[-1] for row in sessions.rows] == ["0.750", "1.000"]
-    tables = micro_tables({"label": "target", "context": 64, "value": value | {"steps_ms": {}}})
-    assert len(tables) == 2
-    assert tables[1].columns == ("sessions", "forward ms", "KV GB/s")
-    assert {len(row) for row in tables[1].rows} == {3}
 
 
 def run(*flags: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:

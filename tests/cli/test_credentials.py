@@ -25,7 +25,7 @@ def new(*flags: str) -> tuple[str, dict[str, object]]:
 
 def test_an_entry_is_what_a_server_reads(tmp_path: Path) -> None:
     limits = ("--num-sessions", "3", "--requests-per-minute", "0.5", "--tokens-per-minute", "1e4")
-    token, entry = new("--tenant", "acme", *limits)
+    token, entry = new("--role", "retrieve", "--tenant", "acme", *limits)
     file = tmp_path / "credentials.json"
     file.write_text(json.dumps([entry]), encoding="utf-8")
     book = credential_book(str(file), has_client_certificates=False)
@@ -34,6 +34,7 @@ def test_an_entry_is_what_a_server_reads(tmp_path: Path) -> None:
     assert caller.tenant == "acme"
     assert (caller.limits.num_sessions, caller.limits.requests_per_minute) == (3, 0.5)
     assert caller.limits.tokens_per_minute == 1e4
+    assert {role.value for role in caller.roles} == {"generate", "retrieve"}
     assert "limits" not in new()[1]
 
 

@@ -34,14 +34,6 @@ def test_both_have_the_same_methods_with_the_same_parameters(ours: type, theirs:
     assert parameters(ours) == parameters(theirs)
 
 
-def test_the_small_calls(verifier: FakeVerifier) -> None:
-    with BlockingClient(verifier.address) as client:
-        assert client.tokenize("ab") == [97, 98]
-        assert client.detokenize([97, 98]) == "ab"
-        assert client.info().model.model_id == "fake"
-        assert client.health()
-
-
 def test_leaving_the_block_cancels_the_call(verifier: FakeVerifier) -> None:
     verifier.script = until_cancelled(verifier)
     with BlockingClient(verifier.address) as client:

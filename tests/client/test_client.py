@@ -284,13 +284,6 @@ async def test_the_deadline_ends_a_silent_stream(verifier: FakeVerifier, client:
         await client.complete("hello", timeout_s=0.2)
 
 
-async def test_the_small_calls(client: Client) -> None:
-    assert await client.tokenize("ab") == [97, 98]
-    assert await client.detokenize([97, 98]) == "ab"
-    assert (await client.info()).model.model_id == "fake"
-    assert await client.health()
-
-
 async def test_a_generation_says_when_it_is_admitted_and_loses_nothing_by_it(
     verifier: FakeVerifier, client: Client
 ) -> None:

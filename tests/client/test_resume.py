@@ -147,11 +147,13 @@ async def test_all_calls_go_to_a_replica_that_answers(verifier: FakeVerifier, ki
         async with Client([NOBODY, verifier.address]) as client:
             assert (await client.info()).model.model_id == "fake"
             assert await client.tokenize("ab") == [97, 98]
+            assert await client.detokenize([97, 98]) == "ab"
             assert await client.health()
     else:
         with BlockingClient([NOBODY, verifier.address]) as blocking:
             assert blocking.info().model.model_id == "fake"
             assert blocking.tokenize("ab") == [97, 98]
+            assert blocking.detokenize([97, 98]) == "ab"
             assert blocking.health()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from outrider.security.credentials import credential_book
 from outrider.v1 import verifier_pb2_grpc
 from outrider_cli.app import app
 from outrider_client.blocking import BlockingClient
@@ -177,20 +174,3 @@ def test_options_that_make_no_sense_together_are_refused(options: dict[str, obje
 
 def test_nobody_sees_the_token_of_a_printed_value() -> None:
     assert "secret" not in repr(ChannelSecurity(token="secret"))
-
-
-def test_a_new_credential_is_a_token_and_an_entry_that_a_server_takes(tmp_path: Path) -> None:
-    line = "credentials new --tenant acme --role generate --role retrieve --num-sessions 4 --tokens-per-minute 1e5"
-    result = runner.invoke(app, line.split())
-    assert result.exit_code == 0, result.output
-    token, text = result.stdout.splitlines()
-    entry = json.loads(text)
-    assert entry["token_sha256"] == hashlib.sha256(token.encode()).hexdigest()
-    assert token not in text
-    file = replaced(tmp_path / "credentials", json.dumps([entry]).encode())
-    caller = credential_book(str(file), has_client_certificates=False).current().with_token(token)
-    assert caller is not None
-    assert caller.tenant == "acme"
-    assert {role.value for role in caller.roles} == {"generate", "retrieve"}
-    assert (caller.limits.num_sessions, caller.limits.tokens_per_minute) == (4, 1e5)
-    assert runner.invoke(app, line.split()).stdout.splitlines()[0] != token

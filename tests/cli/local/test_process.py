@@ -1,14 +1,10 @@
-"""Child processes are started, ended, restarted, never left over. The child is the delay proxy, which starts
+"""Child processes that fail, say what they are at, take their time or hang. Some are the delay proxy, which starts
 quickly."""
 
 from __future__ import annotations
 
 import os
-import selectors
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +12,6 @@ import pytest
 from outrider_cli.local.process import ManagedProcess, ProcessFailed
 
 pytestmark = pytest.mark.slow
-
-Start = Callable[..., ManagedProcess]
 
 
 @pytest.fixture
@@ -27,35 +21,6 @@ def child(tmp_path: Path) -> Iterator[ManagedProcess]:
     )
     yield proxy
     proxy.kill()
-
-
-def wait_until_gone(pid: int) -> None:
-    """Returns when the process has ended."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with selectors.DefaultSelector() as selector:
-        selector.register(handle, selectors.EVENT_READ)
-        assert selector.select(timeout=30), f"process {pid} is still there"
-    os.close(handle)
-
-
-def test_a_child_says_where_it_listens_and_ends_when_stopped(child: ManagedProcess) -> None:
-    child.start()
-    assert not child.address.endswith(":0")
-    assert child.is_running
-    child.stop()
-    assert not child.is_running
-
-
-def test_a_killed_child_starts_again_at_the_same_address(child: ManagedProcess) -> None:
-    child.start()
-    address, pid = child.address, child.pid
-    child.kill()
-    child.start()
-    assert child.address == address
-    assert child.pid != pid
 
 
 def test_a_child_that_fails_shows_the_end_of_its_log(child: ManagedProcess) -> None:
@@ -69,13 +34,6 @@ def test_a_child_runs_on_its_core(child: ManagedProcess) -> None:
     child._cores = [core]
     child.start()
     assert os.sched_getaffinity(child.pid) == {core}
-
-
-def test_the_end_of_a_child_is_described(child: ManagedProcess) -> None:
-    child.start()
-    os.kill(child.pid, signal.SIGKILL)
-    assert child.wait_for_ending() == "was killed (signal 9)"
-    assert child.was_killed
 
 
 def printing(folder: Path, program: str, **flag_names: str) -> ManagedProcess:
@@ -150,19 +108,3 @@ def test_a_child_that_does_nothing_is_waited_for_no_longer(tmp_path: Path, monke
     with pytest.raises(ProcessFailed, match="has not begun to listen, and has done nothing for 1 s"):
         hanging.wait_listening(silence_s=1.0)
     hanging.kill()
-
-
-def test_a_child_does_not_survive_a_parent_that_is_killed(tmp_path: Path) -> None:
-    program = (
-        "from outrider_cli.local.process import ManagedProcess; from pathlib import Path; import sys\n"
-        f"log, nobody = Path({str(tmp_path / 'log')!r}), '127.0.0.1:1'\n"
-        "proxy = 'outrider_cli.links.delay_proxy'\n"
-        "child = ManagedProcess('proxy', proxy, ['--to', nobody], log, listen='127.0.0.1:0')\n"
-        "child.start(); print(child.pid, flush=True); sys.stdin.read()\n"
-    )
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        parent.kill()
-    wait_until_gone(pid)

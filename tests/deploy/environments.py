@@ -12,7 +12,7 @@ from outrider.server.settings import ProcessSettings
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.settings import VerifierSettings
 from outrider_gateway.settings import GatewaySettings
-from tests.support.manifests import SERVICES, Object, environment_of, main_container, named
+from tests.support.manifests import SERVICES, Object, environment_of, main_container
 
 CLASSES: dict[str, type[ProcessSettings]] = {
     "verifier": VerifierSettings,
@@ -38,10 +38,3 @@ def settings_of(workload: Object, objects: list[Object]) -> Any:
 def is_ours(name: str) -> bool:
     """True if a variable is one of our settings."""
     return name.startswith("OUTRIDER_")
-
-
-def plant(objects: list[Object], workload: str, setting: str, value: str) -> None:
-    """Sets a setting of a workload."""
-    container = main_container(named(objects, "Deployment", workload))
-    name = f"OUTRIDER_{SERVICES[workload].upper()}_{setting}"
-    container["env"] = [each for each in container["env"] if each["name"] != name] + [{"name": name, "value": value}]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.deploy.exported import known
 from tests.deploy.promql import labels_of
-from tests.support.manifests import Object, gpu_with, named, of_kind, rendered
+from tests.support.manifests import Object, gpu_with, of_kind, rendered
 
 pytestmark = pytest.mark.slow
 
@@ -27,10 +27,4 @@ def test_each_service_of_a_cluster_is_scaled_by_one_number(objects: list[Object]
         (trigger,) = each["spec"]["triggers"]
         assert labels_of(trigger["metadata"]["query"], known()) == frozenset()
         assert float(trigger["metadata"]["threshold"]) > 0
-
-
-def test_the_number_of_replicas_is_left_to_it(objects: list[Object]) -> None:
-    for each in of_kind(objects, "ScaledObject"):
-        name = each["spec"]["scaleTargetRef"]["name"]
-        assert "replicas" not in named(objects, "Deployment", name)["spec"]
         assert each["spec"]["minReplicaCount"] >= 1

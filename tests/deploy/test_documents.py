@@ -171,34 +171,3 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
     objects = rendered(gpu_with("monitoring"))
     told = [heading for heading in headings(runbook_of(objects)) if re.fullmatch(r"Outrider[A-Z]\w+", heading)]
     assert sorted(told) == sorted(alerts(objects))
-
-
-@pytest.mark.parametrize(
-    "text", ["see [this](nowhere.md)", "see [this](#nowhere)", "`overlays/nowhere`", "[a](README.md#nowhere)"]
-)
-def test_what_is_not_there_is_found(text: str) -> None:
-    assert len(complaints_of_document(text, DEPLOY)) == 1
-
-
-def test_a_section_that_is_there_is_found() -> None:
-    assert (
-        "\n".join(complaints_of_document("# What to do, when `x` is down\n[it](#what-to-do-when-x-is-down)", DEPLOY))
-        == ""
-    )
-
-
-def test_planted_alerts_are_found() -> None:
-    link = "https://example.com/deploy/README.md#outrideroneisdown"
-    good = {
-        "alert": "OutriderOneIsDown",
-        "labels": {"severity": "page"},
-        "annotations": {"runbook": link, "summary": "s"},
-    }
-    rules = [good, good | {"alert": "OutriderTwoIsDown"}, {"alert": "OutriderThreeIsDown"}]
-    objects = [{"kind": "PrometheusRule", "spec": {"groups": [{"name": "g", "rules": rules}]}}]
-    assert complaints_of_alerts(objects, "## OutriderOneIsDown\n## OutriderThreeIsDown") == [
-        "OutriderTwoIsDown has no section in the runbook",
-        f"OutriderTwoIsDown links to {link}",
-        "OutriderThreeIsDown links to None",
-        "OutriderThreeIsDown lacks a severity or a summary",
-    ]

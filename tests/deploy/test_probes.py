@@ -7,7 +7,7 @@ import pytest
 from outrider.server.health import LIVENESS
 from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
 from tests.deploy.environments import settings_of
-from tests.support.manifests import Object, Variant, main_container, named, pod_of, ports_of, services_of_ours, title
+from tests.support.manifests import Object, Variant, main_container, pod_of, ports_of, services_of_ours, title
 
 pytestmark = pytest.mark.slow
 
@@ -65,29 +65,3 @@ def _complaints_of_http_probes(workload: Object, has_tls: bool) -> list[str]:
 
 def test_probes_are_right(variant: Variant, objects: list[Object]) -> None:
     assert complaints_of_probes(objects, 60.0 if variant.overlay == "cpu" else LOADING_S) == []
-
-
-@pytest.mark.parametrize(
-    ("probe", "part", "value"),
-    [
-        ("readinessProbe", "service", ""),
-        ("readinessProbe", "service", "outrider.v1.SpeculatorService"),
-        ("livenessProbe", "service", "outrider.v1.VerifierService"),
-        ("livenessProbe", "port", 50051),
-    ],
-)
-def test_a_planted_probe_is_found(probe: str, part: str, value: str | int, gpu: list[Object]) -> None:
-    main_container(named(gpu, "Deployment", "target-verifier"))[probe]["grpc"][part] = value
-    assert len(complaints_of_probes(gpu, LOADING_S)) == 1
-
-
-@pytest.mark.parametrize(("part", "value"), [("path", "/health"), ("port", "metrics"), ("scheme", "HTTP")])
-def test_a_planted_probe_of_the_gateway_is_found(part: str, value: str, gpu: list[Object]) -> None:
-    main_container(named(gpu, "Deployment", "gateway"))["livenessProbe"]["httpGet"][part] = value
-    assert len(complaints_of_probes(gpu, LOADING_S)) == 1
-
-
-def test_too_little_time_to_load_is_found(gpu: list[Object]) -> None:
-    main_container(named(gpu, "Deployment", "draft-speculator"))["startupProbe"]["failureThreshold"] = 10
-    (complaint,) = complaints_of_probes(gpu, LOADING_S)
-    assert "draft-speculator: may start for" in complaint

@@ -11,19 +11,17 @@ import pytest
 from outrider.security.callers import Role
 from outrider.security.credentials import credential_book
 from outrider.security.watched_files import UnusableFile
-from tests.deploy.environments import plant, settings_of
+from tests.deploy.environments import settings_of
 from tests.support.manifests import (
     DEPLOY,
     Object,
     containers_of,
     environment_of,
-    gpu_with,
     main_container,
     mounts_of,
     named,
     of_kind,
     pod_of,
-    rendered,
     services_of_ours,
     title,
     workloads,
@@ -223,55 +221,5 @@ def test_services_let_in_who_dials_them(objects: list[Object], tmp_path: Path) -
     assert "\n".join(complaints_of_callers(objects, tmp_path)) == ""
 
 
-@pytest.mark.parametrize("planted", ["[]", '[{"certificate": "draft-speculator", "roles": ["generate"]}]', "{"])
-def test_planted_callers_are_found(planted: str, tmp_path: Path) -> None:
-    objects = rendered(gpu_with("tls"))
-    assert complaints_of_callers(objects, tmp_path) == []
-    for each in of_kind(objects, "ConfigMap"):
-        each["data"] = {key: planted if key == "callers.json" else text for key, text in each["data"].items()}
-    assert complaints_of_callers(objects, tmp_path)
-
-
 def test_every_secret_and_config_map_is_there_or_told_of(objects: list[Object]) -> None:
     assert complaints_of_references(objects, (DEPLOY / "README.md").read_text(encoding="utf-8")) == []
-
-
-def test_a_file_outside_all_volumes_is_found(gpu: list[Object]) -> None:
-    plant(gpu, "target-verifier", "CREDENTIALS", "/etc/nowhere/credentials.json")
-    (complaint,) = complaints_of_files(gpu)
-    assert "/etc/nowhere/credentials.json is in no volume" in complaint
-
-
-def test_a_folder_that_cannot_be_written_to_is_found(gpu: list[Object]) -> None:
-    main_container(named(gpu, "Deployment", "target-verifier"))["env"].append({"name": "HF_HOME", "value": "/cache"})
-    assert any("HF_HOME" in line for line in complaints_of_files(gpu))
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "draft-speculator:50052",
-        "dns:///speculator:50052",
-        "dns:///draft-speculator:50051",
-        "dns:///draft-speculator:50052,dns:///speculator:50052",
-    ],
-)
-def test_a_wrong_peer_is_found(address: str, gpu: list[Object]) -> None:
-    plant(gpu, "target-verifier", "SPECULATOR", address)
-    assert len(complaints_of_peers(gpu)) == 1
-
-
-def test_a_certificate_for_another_name_is_found() -> None:
-    objects = rendered(gpu_with("tls"))
-    for certificate in of_kind(objects, "Certificate"):
-        certificate["spec"]["dnsNames"] = [
-            n for n in certificate["spec"].get("dnsNames", []) if n != "draft-speculator"
-        ]
-    assert any("the certificate there" in line for line in complaints_of_peers(objects))
-
-
-def test_a_secret_that_nobody_told_of_is_found(gpu: list[Object]) -> None:
-    reference = {"secretKeyRef": {"name": "surprise", "key": "token"}}
-    main_container(named(gpu, "Deployment", "target-verifier"))["env"].append({"name": "X", "valueFrom": reference})
-    assert "Secret surprise, key token, is not there" in complaints_of_references(gpu, "`surprise` has no such key")
-    assert not [line for line in complaints_of_references(gpu, "`surprise` with `token`") if "surprise" in line]

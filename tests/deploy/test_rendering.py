@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.support.manifests import (
     DEPLOY,
@@ -17,11 +16,9 @@ from tests.support.manifests import (
     components,
     labels_of,
     main_container,
-    named,
     of_kind,
     overlays,
     parsed,
-    pod_of,
     rendered,
     title,
     workloads,
@@ -158,26 +155,3 @@ def test_every_file_is_referenced_by_a_kustomization() -> None:
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.yaml")), ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_no_file_gives_a_key_twice(path: Path) -> None:
     assert list(parsed(path.read_text(encoding="utf-8")))
-
-
-def test_a_key_that_is_given_twice_is_found() -> None:
-    with pytest.raises(yaml.YAMLError, match="'cpu' is given twice"):
-        list(parsed("limits:\n  cpu: 1\n  cpu: 2\n"))
-
-
-def test_planted_names_and_labels_are_found(gpu: list[Object]) -> None:
-    before = complaints_of_names(gpu)
-    verifier = named(gpu, "Deployment", "target-verifier")
-    verifier["metadata"]["namespace"] = "default"
-    pod_of(verifier)["metadata"]["labels"]["app.kubernetes.io/component"] = "target"
-    verifier["spec"]["selector"]["matchLabels"]["app.kubernetes.io/part-of"] = "outrider"
-    gpu.append(named(gpu, "Service", "redis"))
-    complaints = set(complaints_of_names(gpu)) - set(before)
-    assert len(complaints) == 4
-    for expected in ("redis is there 2 times", "namespace default", "its pods' labels lack", "selects by"):
-        assert any(expected in line for line in complaints)
-
-
-def test_a_planted_argument_is_found(gpu: list[Object]) -> None:
-    main_container(named(gpu, "Deployment", "target-verifier"))["command"].append("--insecure")
-    assert len(complaints_of_commands(gpu)) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
-from tests.support.manifests import Object, gpu_with, missing, named, rendered, title
+from tests.support.manifests import Object, missing, title
 
 pytestmark = pytest.mark.slow
 
@@ -78,80 +78,3 @@ def test_kubernetes_takes_every_object(objects: list[Object]) -> None:
 def test_their_projects_take_every_custom_resource(objects: list[Object]) -> None:
     custom = [each for each in objects if is_custom(each)]
     assert "\n".join(complaints_of_custom(custom)) == ""
-
-
-def test_there_are_objects_and_custom_resources() -> None:
-    objects = [each for name in ("monitoring", "keda", "tls") for each in rendered(gpu_with(name))]
-    groups = {each["apiVersion"].partition("/")[0] for each in objects if is_custom(each)}
-    assert {"monitoring.coreos.com", "keda.sh", "cert-manager.io"} <= groups
-
-
-@pytest.mark.parametrize(
-    ("planted", "word"),
-    [
-        ({"replicsa": 2}, "replicsa"),
-        ({"replicas": "two"}, "two"),
-        ({"template": {"spec": {}}}, "containers"),
-    ],
-)
-def test_a_planted_error_in_a_deployment_is_found(gpu: list[Object], planted: Object, word: str) -> None:
-    deployment = named(gpu, "Deployment", "target-verifier")
-    deployment["spec"] |= planted
-    complaints = complaints_of_kubernetes([deployment])
-    assert len(complaints) == 2
-    assert all(word in line for line in complaints)
-
-
-def test_a_field_newer_than_the_oldest_version_is_found(gpu: list[Object]) -> None:
-    deployment = named(gpu, "Deployment", "target-verifier")
-    deployment["spec"]["template"]["spec"]["hostnameOverride"] = "one"  # a field of 1.34
-    (complaint,) = complaints_of_kubernetes([deployment])
-    assert "hostnameOverride" in complaint
-    assert OLDEST in complaint
-
-
-def test_a_kind_that_is_not_there_is_found() -> None:
-    beta = {"apiVersion": "policy/v1beta1", "kind": "PodDisruptionBudget", "metadata": {"name": "old"}, "spec": {}}
-    assert len(complaints_of_kubernetes([beta])) == 2
-
-
-@pytest.mark.parametrize(
-    ("group_version", "kind", "spec", "word"),
-    [
-        (
-            "cert-manager.io/v1",
-            "Certificate",
-            {"secretName": "s", "issuerRef": {"name": "i"}, "dnsName": ["a"]},
-            "dnsName",
-        ),
-        (
-            "cert-manager.io/v1",
-            "Certificate",
-            {"secretName": "s", "issuerRef": {"name": "i"}, "usages": ["all"]},
-            "usages",
-        ),
-        ("cert-manager.io/v1", "Issuer", {"ca": {"secret": "s"}}, "secretName"),
-        ("keda.sh/v1alpha1", "ScaledObject", {"scaleTargetRef": {"name": "a"}, "triggers": [{"type": 1}]}, "type"),
-        (
-            "keda.sh/v1alpha1",
-            "ScaledObject",
-            {"scaleTargetRef": {"name": "a"}, "triggers": [], "minReplicas": 1},
-            "minR",
-        ),
-        ("monitoring.coreos.com/v1", "ServiceMonitor", {"selector": {}, "endpoints": [{"prot": "metrics"}]}, "prot"),
-        ("monitoring.coreos.com/v1", "PrometheusRule", {"groups": [{"name": "g", "rules": [{"alert": "A"}]}]}, "expr"),
-        (
-            "gateway.networking.k8s.io/v1",
-            "GRPCRoute",
-            {"rules": [{"backendRefs": [{"name": "a", "port": "g"}]}]},
-            "port",
-        ),
-        ("example.com/v1", "Widget", {}, "no types"),
-        ("keda.sh/v1alpha1", "Scaler", {}, "no types"),
-    ],
-)
-def test_a_planted_error_in_a_custom_resource_is_found(group_version: str, kind: str, spec: Object, word: str) -> None:
-    wrong = {"apiVersion": group_version, "kind": kind, "metadata": {"name": "wrong"}, "spec": spec}
-    complaints = complaints_of_custom([wrong])
-    assert complaints
-    assert all(word in line for line in complaints)

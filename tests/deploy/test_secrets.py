@@ -11,8 +11,6 @@ from tests.support.manifests import (
     DEPLOY,
     Object,
     containers_of,
-    main_container,
-    named,
     of_kind,
     parsed,
     title,
@@ -71,31 +69,3 @@ def test_no_file_looks_like_one() -> None:
     for path in DEPLOY.rglob("*"):
         if path.is_file():
             assert not VALUE.search(path.read_text(encoding="utf-8")), path
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("REDIS_PASSWORD", "swordfish"),
-        ("HF_TOKEN", "abc"),
-        ("OUTRIDER_VERIFIER_PEER_TOKEN_FILE", "abc"),
-        ("ANY", "rediss://user:swordfish@redis:6379/0"),
-        ("ANY", "hf_abcdefghijklmnopqrstuvwxyz"),
-        ("ANY", "-----BEGIN EC PRIVATE KEY-----"),
-    ],
-)
-def test_a_planted_secret_is_found(name: str, value: str, gpu: list[Object]) -> None:
-    assert complaints_of_secrets(gpu) == []
-    main_container(named(gpu, "Deployment", "target-verifier"))["env"].append({"name": name, "value": value})
-    assert complaints_of_secrets(gpu)
-
-
-def test_a_planted_object_is_found(gpu: list[Object]) -> None:
-    gpu.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"a": "b"}})
-    assert complaints_of_secrets(gpu) == ["Secret/s has values"]
-
-
-@pytest.mark.parametrize("value", ["rediss://datastore:$(REDIS_PASSWORD)@redis:6379/0", "http://collector:4317"])
-def test_an_address_is_no_secret(value: str, gpu: list[Object]) -> None:
-    main_container(named(gpu, "Deployment", "target-verifier"))["env"].append({"name": "ANY", "value": value})
-    assert "\n".join(complaints_of_secrets(gpu)) == ""

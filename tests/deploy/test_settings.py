@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from outrider.verifier.settings import VerifierSettings
-from tests.deploy.environments import CLASSES, FROM_SECRETS, is_ours, plant, settings_of
+from tests.deploy.environments import CLASSES, FROM_SECRETS, is_ours, settings_of
 from tests.support.manifests import (
     SERVICES,
     Object,
@@ -86,31 +86,3 @@ def test_tls_leaves_nothing_insecure() -> None:
         assert settings.tls_cert, title(each)
         assert not settings.insecure, title(each)
         assert not getattr(settings, "peer_insecure", False), title(each)
-
-
-@pytest.mark.parametrize(
-    ("workload", "setting", "value"),
-    [
-        ("target-verifier", "LISTN", "0.0.0.0:50051"),
-        ("target-verifier", "LISTEN", "50051"),
-        ("target-verifier", "MAX_NUM_SESSIONS", "many"),
-        ("target-verifier", "DEFAULT_METHOD", "fast"),
-        ("draft-speculator", "INSECURE", "true"),  # it has TLS
-        ("retrieval-datastore", "REDIS_URL", "http://redis:6379"),
-    ],
-)
-def test_a_planted_value_is_found(workload: str, setting: str, value: str, gpu: list[Object]) -> None:
-    assert complaints_of_environments(gpu) == []
-    plant(gpu, workload, setting, value)
-    assert len(complaints_of_environments(gpu)) == 1
-
-
-def test_a_variable_that_is_given_twice_is_found(gpu: list[Object]) -> None:
-    env = main_container(named(gpu, "Deployment", "target-verifier"))["env"]
-    env.append(env[0])
-    assert any("given twice" in line for line in complaints_of_environments(gpu))
-
-
-def test_a_device_without_a_gpu_is_found(gpu: list[Object]) -> None:
-    plant(gpu, "target-verifier", "DEVICE", "cpu")
-    assert len(complaints_of_devices(gpu)) == 1

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tests.support.manifests import (
     SERVICES,
     Object,
-    Variant,
     environment_of,
     gpu_with,
     labels_of,
@@ -191,49 +189,3 @@ def test_an_autoscaled_workload_says_no_number_of_replicas_of_its_own() -> None:
     assert scaled
     for name in scaled:
         assert "replicas" not in named(objects, "Deployment", name)["spec"], name
-
-
-def _set(*path: str | int, to: Any) -> Callable[[Object], None]:
-    def plant(found: Object) -> None:
-        for step in path[:-1]:
-            found = found[step]
-        found[path[-1]] = to
-
-    return plant
-
-
-POD = ("spec", "template", "spec")
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "plant"),
-    [
-        ("Service", "target-verifier", _set("spec", "selector", to={"app.kubernetes.io/name": "verifier"})),
-        ("Service", "target-verifier", _set("spec", "ports", 0, "targetPort", to="rpc")),
-        ("Service", "target-verifier", _set("spec", "ports", 0, "port", to=50052)),
-        ("Service", "target-verifier", _set("spec", "ports", 0, "appProtocol", to="http")),
-        ("Service", "draft-speculator", _set("spec", "clusterIP", to="10.0.0.1")),
-        ("Deployment", "draft-speculator", _set(*POD, "containers", 0, "ports", 0, "containerPort", to=50051)),
-        ("Deployment", "draft-speculator", _set("spec", "selector", "matchLabels", to={"app": "draft"})),
-        ("Deployment", "draft-speculator", _set(*POD, "priorityClassName", to="outrider-none")),
-        ("Deployment", "draft-speculator", _set(*POD, "containers", 0, "volumeMounts", to=[])),
-        ("PodDisruptionBudget", "redis", _set("spec", "selector", "matchLabels", to={"app": "redis"})),
-    ],
-)
-def test_a_planted_error_is_found(kind: str, name: str, plant: Callable[[Object], None], gpu: list[Object]) -> None:
-    assert [line for check in CHECKS for line in check(gpu)] == []
-    plant(named(gpu, kind, name))
-    assert [line for check in CHECKS for line in check(gpu)]
-
-
-def test_a_planted_address_is_found(gpu: list[Object]) -> None:
-    container = main_container(named(gpu, "Deployment", "target-verifier"))
-    for variable in container["env"]:
-        if variable["name"] == "OUTRIDER_VERIFIER_HEALTH_LISTEN":
-            variable["value"] = "0.0.0.0:8081"
-    (complaint,) = complaints_of_ports(gpu)
-    assert "8081" in complaint
-
-
-def test_no_variant_is_without_services() -> None:
-    assert services_of_ours(rendered(Variant("gpu")))

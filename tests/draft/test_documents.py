@@ -56,15 +56,6 @@ def test_every_token_of_the_target_is_a_row_once() -> None:
     assert rows == sum(len(each.top_ids) for each in documents) - lost
 
 
-def test_batches_go_on_where_they_were_left() -> None:
-    documents = [document(10, 2, seed) for seed in range(9)]
-    whole = endless(documents, 40, seed=3)
-    all_ids = [next(whole).token_ids for _ in range(8)]
-    later = endless(documents, 40, seed=3, skipped=5)
-    for index in range(5, 8):
-        assert torch.equal(next(later).token_ids, all_ids[index])
-
-
 def test_what_is_held_out_stays_so_when_documents_are_added() -> None:
     documents = [document(10, 2, seed) for seed in range(300)]
     _, before = split(documents[:200], 0.1)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from outrider.core.reports import TokenLogprobs
 from outrider_client.client import Client
@@ -94,6 +92,10 @@ async def test_usage_comes_last_without_choices_and_only_if_asked_for(gateway: R
     counts = [event["usage"]["completion_tokens"] for event in events if "usage" in event]
     assert counts == sorted(counts)
     assert counts[-1] == 12
+    for asked in ({}, {"stream_options": {"include_usage": True}}):
+        events = await streamed(gateway, CHAT, messages=HELLO, **asked, **OPTIONS)
+        assert not any("usage" in event for event in events if event["choices"])
+        assert [event["choices"] for event in events].count([]) == len(asked)
 
 
 async def test_several_prompts_and_texts_are_numbered_prompt_by_prompt(gateway: RunningGateway) -> None:
@@ -218,23 +220,6 @@ async def test_log_probabilities_of_a_chat_have_the_bytes_of_each_token(gateway:
     events = await streamed(gateway, CHAT, **body)
     pieces = [each["logprobs"]["content"] for event in events for each in event["choices"] if each["logprobs"]]
     assert [item for piece in pieces for item in piece] == content
-
-
-@settings(max_examples=8)
-@given(st.data())
-async def test_nothing_behind_a_stop_string_is_sent_whatever_the_method(
-    gateway: RunningGateway, data: st.DataObject
-) -> None:
-    text = (await directly(gateway, PROMPT, max_tokens=40, seed=3)).text
-    begin = data.draw(st.integers(0, len(text) - 1))
-    stop = text[begin : begin + data.draw(st.integers(1, 6))]
-    method = data.draw(st.sampled_from(["off", "retrieval"]))
-    speculation = {"method": method} | ({"rows": "tree", "sources": ["recycled", "pool"]} if method != "off" else {})
-    body = {"prompt": PROMPT, "max_tokens": 40, "seed": 3, "stop": stop, "speculation": speculation}
-    events = await streamed(gateway, COMPLETIONS, **body)
-    assert text_of(events) == text[: text.index(stop)]
-    last = events[-1]["choices"][0]
-    assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop)
 
 
 async def test_reports_of_speculation_tile_the_text(gateway: RunningGateway) -> None:

@@ -17,9 +17,7 @@ from structlog.testing import capture_logs
 
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_gateway import bodies, connections, run, streams
-from outrider_gateway.bodies import ClientGone
 from outrider_gateway.intake import Intake
-from outrider_gateway.outputs import unless_gone
 from tests.support.fake_verifier import FakeVerifier, chunk, finished, saying, started, until_cancelled
 from tests.support.gateways import RunningGateway, events_of, running_gateway
 from tests.support.waiting import until
@@ -173,23 +171,6 @@ async def test_what_is_no_http_has_the_envelope_too(gateway: RunningGateway) -> 
     assert answered.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answered.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_request"
     writer.close()
-
-
-async def test_the_work_has_ended_when_the_client_is_known_to_be_gone() -> None:
-    steps: list[str] = []
-
-    async def work() -> None:
-        try:
-            await asyncio.Future()
-        finally:
-            steps.append("ended")
-
-    async def disconnected() -> dict[str, str]:
-        return {"type": "http.disconnect"}
-
-    with pytest.raises(ClientGone):
-        await unless_gone(disconnected, work())
-    assert steps == ["ended"]
 
 
 async def test_the_bearer_of_the_caller_goes_on_and_the_gateways_own_does_not(
@@ -351,3 +332,4 @@ async def test_an_upstream_that_is_away_is_503_with_the_time_to_wait() -> None:
         for answered in (await gateway.http.get("/health"), await gateway.post(CHAT, messages=HELLO)):
             assert answered.status_code == 503
             assert int(answered.headers["retry-after"]) >= 1
+    assert answered.json()["error"]["code"] == "unavailable"

@@ -202,6 +202,24 @@ async def test_a_named_tool_is_called_and_its_answer_goes_on_in_the_chat(client:
     assert told.usage.prompt_tokens > alone.usage.prompt_tokens + 20
 
 
+async def test_a_prediction_is_counted_and_changes_nothing(client: openai.AsyncOpenAI) -> None:
+    plain = await client.completions.create(model=MODEL, prompt=PROMPT, seed=3, max_tokens=40)
+    told = await client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        seed=3,
+        max_tokens=40,
+        extra_body={
+            "prediction": {"type": "content", "content": plain.choices[0].text},
+            "speculation": {"method": "retrieval"},
+        },
+    )
+    assert told.choices[0].text == plain.choices[0].text
+    assert told.usage is not None
+    assert told.usage.completion_tokens_details is not None
+    assert (told.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 10
+
+
 async def test_a_raw_response_has_the_id_of_the_session(client: openai.AsyncOpenAI) -> None:
     raw = await client.completions.with_raw_response.create(model=MODEL, prompt=PROMPT, max_tokens=2)
     assert raw.parse().id == f"cmpl-{raw.headers['x-request-id']}"

@@ -1,20 +1,11 @@
-"""A fleet of three verifiers and two speculators as processes, and many short texts at once.
-
-`python -m tests.e2e.fleet` kills each process in turn, and prints a table of what its clients noticed.
-"""
+"""A fleet of three verifiers and two speculators as processes, and many short texts at once."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-
-from rich.console import Console
-from rich.table import Table
 
 from outrider_cli.local.stack import LocalStack, Service, StackConfig
 from outrider_client.client import Client
@@ -89,51 +80,3 @@ def unevenness(counts: Sequence[int]) -> float:
     """Largest distance from the mean, as a share of it."""
     mean = sum(counts) / len(counts)
     return max(abs(count - mean) for count in counts) / mean
-
-
-@dataclass(frozen=True)
-class Row:
-    """What the clients of one run have noticed, and how much each process had to do."""
-
-    killed: str
-    num_equal: int
-    num_resumes: int
-    num_losses: int
-    verifiers: list[int]
-    speculators: list[int]
-    duration_s: float
-
-
-async def row_of(stack: LocalStack, plain: Sequence[Result], hurt: Service | None) -> Row:
-    before, began = (num_begun(stack.verifiers), num_begun(stack.speculators)), time.monotonic()
-    found = await generated(stack, None if hurt is None else hurt.kill, ("pearl",))
-    return Row(
-        "nobody" if hurt is None else hurt.name,
-        sum(ours.token_ids == theirs.token_ids for ours, theirs in zip(found, plain, strict=True)),
-        sum(result.num_resumes for result in found),
-        sum(result.summary.num_speculator_losses for result in found),
-        begun_since(before[0], stack.verifiers),
-        begun_since(before[1], stack.speculators),
-        time.monotonic() - began,
-    )
-
-
-def main() -> None:
-    """Prints the table."""
-    table = Table("killed", "equal texts", "resumes", "losses", "sessions of verifiers", "of speculators", "s")
-    with TemporaryDirectory(prefix="outrider-fleet-") as folder, running_fleet(Path(folder)) as stack:
-        plain = asyncio.run(generated(stack, methods=("off",)))
-        for hurt in (None, *stack.speculators, *stack.verifiers):
-            row = asyncio.run(row_of(stack, plain, hurt))
-            sessions = [" ".join(map(str, counts)) for counts in (row.verifiers, row.speculators)]
-            equal = f"{row.num_equal} of {NUM_TEXTS}"
-            table.add_row(
-                row.killed, equal, str(row.num_resumes), str(row.num_losses), *sessions, f"{row.duration_s:.1f}"
-            )
-            if hurt is not None:
-                hurt.restart()
-    Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main()

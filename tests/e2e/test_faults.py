@@ -9,17 +9,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from outrider.core.methods import METHODS, OFF
-from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from outrider_cli.local.redis import LocalRedis, started_redis
 from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from tests.support.services import running_verifier, target_model
-from tests.support.shared_calls import shared
 
 pytestmark = pytest.mark.slow
 
@@ -166,49 +163,6 @@ async def test_peers_that_were_never_started_are_not_missed() -> None:
         texts = [await generate(client, method.name, num_tokens=100) for method in METHODS.values()]
         assert len({text.token_ids for text in texts}) == 1
         assert [text.summary.degraded for text in texts] == [method is not OFF for method in METHODS.values()]
-        assert await verifier.is_idle()
-
-
-class LyingSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer):
-    """Answers every commit with nodes that are invalid or wrong, which no real speculator does."""
-
-    async def Speculate(self, requests, context):  # type: ignore[no-untyped-def, override]
-        async for response in shared(self.speculate, requests, context):
-            yield response
-
-    async def speculate(self, requests, context):  # type: ignore[no-untyped-def]
-        node_id = 1
-        async for request in requests:
-            if request.WhichOneof("event") == "open":
-                yield speculator_pb2.SessionResponse(opened=speculator_pb2.SpeculateOpened())
-                base_len = len(request.open.committed_token_ids)
-            else:
-                base_len = request.commit.base_len + len(request.commit.token_ids)
-            for offset, token_id in ((0, 5), (0, -7), (0, 70000), (3, 9), (4_000_000_000, 1), (1, 6)):
-                draft = types_pb2.Draft(
-                    base_len=base_len, first_node_id=node_id, parent_offsets=[offset, 1], token_ids=[token_id, 2047]
-                )
-                node_id += 2
-                yield speculator_pb2.SessionResponse(draft=speculator_pb2.SpeculatorDraft(draft=draft))
-
-
-@pytest.fixture
-async def liar() -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(LyingSpeculator(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(0)
-
-
-@pytest.mark.parametrize("method", ["speculative", "pearl"])
-async def test_a_lying_speculator_changes_nothing(liar: str, method: str) -> None:
-    async with running_verifier(speculator=liar) as verifier, Client(verifier.address) as client:
-        plain = await generate(client, "off")
-        lied_to = await generate(client, method)
-        assert lied_to.token_ids == plain.token_ids
-        assert lied_to.summary.num_drafted_tokens > 0
         assert await verifier.is_idle()
 
 

@@ -88,20 +88,6 @@ async def test_the_same_seed_gives_the_same_text_and_another_seed_another(client
     assert texts[0] == texts[1] != texts[2]
 
 
-async def test_an_interrupted_generation_is_resumed_exactly(client: Client) -> None:
-    whole = await client.complete("class Node:\n", seed=4, max_tokens=40, ignore_eos=True, method="pearl")
-    resumed = await client.complete(
-        "class Node:\n",
-        seed=4,
-        max_tokens=40,
-        ignore_eos=True,
-        method="speculative",
-        resume_token_ids=whole.token_ids[:17],
-    )
-    assert whole.token_ids == (*whole.token_ids[:17], *resumed.token_ids)
-    assert whole.text.endswith(resumed.text)
-
-
 async def test_eight_generations_at_once_have_the_texts_that_they_have_alone(client: Client) -> None:
     some = prompts()[:8]
     alone = [await generate(client, prompt, 0.7, "pearl") for prompt in some]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from transformers import (
 from outrider.models.loading import build_hf_model
 from outrider.v1 import types_pb2, verifier_pb2_grpc
 from outrider_cli.prompts import load_prompts
-from outrider_client import Client, FinishReason, OutriderError, Result
+from outrider_client import Client, OutriderError, Result
 from outrider_client.errors import InvalidArgument, OutOfRange
 from outrider_client.requests import generate_request
 from tests.support.laws import Law, law_of, p_value
@@ -195,44 +195,7 @@ async def test_texts_have_the_distribution_that_transformers_gives_them(
         assert p_value(texts, law, slice(place, place + 2)) > 1e-6
 
 
-async def test_a_bad_word_is_never_said(client: Client) -> None:
-    plain = await generate(client, PROMPTS[0], 0.0, "off", {})
-    words = [tuple(plain.token_ids[begin : begin + length]) for begin, length in ((0, 1), (4, 2), (9, 3))]
-    assert any(contains(plain.token_ids, word) for word in words)
-    without = await generate(client, PROMPTS[0], 0.0, "pearl", {"bad_words_token_ids": words})
-    assert not any(contains(without.token_ids, word) for word in words)
-
-
-def contains(token_ids: Sequence[int], word: Sequence[int]) -> bool:
-    return any(tuple(token_ids[begin : begin + len(word)]) == tuple(word) for begin in range(len(token_ids)))
-
-
 # Stop strings.
-
-
-@pytest.mark.parametrize("method", ["off", "pearl", "best-first"])
-async def test_nothing_behind_a_stop_string_leaves_the_server(client: Client, method: str) -> None:
-    plain = await generate(client, PROMPTS[1], 0.0, method, {})
-    # A piece in the middle of the text, cut anywhere within tokens.
-    for begin in range(20, len(plain.text) - 12, 7):
-        stop = plain.text[begin : begin + 5]
-        expected = plain.text[: plain.text.index(stop)]
-        async with client.generate(
-            PROMPTS[1], temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, method=method, stop=stop
-        ) as generation:
-            seen = ""
-            async for chunk in generation:
-                seen += chunk.text
-                assert expected.startswith(seen)
-        result = generation.result
-        assert (seen, result.text, result.stop_string) == (expected, expected, stop)
-        assert result.finish_reason is FinishReason.STOP
-        assert result.num_output_tokens == len(result.token_ids)
-        # The last token is the one that completes the string.
-        assert stop not in await client.detokenize(result.token_ids[:-1])
-        assert stop in await client.detokenize(result.token_ids)
-        included = await generate(client, PROMPTS[1], 0.0, method, {"stop": [stop], "include_stop_str_in_output": True})
-        assert included.text == expected + stop
 
 
 async def test_a_text_with_stop_strings_is_resumed_exactly_wherever_it_was_broken_off(client: Client) -> None:

@@ -15,7 +15,7 @@ from outrider_cli.links.delay_proxy import DelayProxy
 from outrider_client.client import Client
 from outrider_client.errors import DataLoss, ResourceExhausted, from_rpc_error
 from outrider_client.generation import Result
-from tests.support.scripted_cloud import ScriptedCloud, chunk, finished, serving, started
+from tests.support.scripted_cloud import ScriptedCloud, chunk, finish, serving, started
 from tests.support.services import (
     RunningEdge,
     RunningVerifier,
@@ -301,7 +301,7 @@ async def test_a_second_text_begins_when_the_first_one_has_read_the_prompt() -> 
         # A draft on its way can hide how a call has ended. Then the edge asks once more, for the end alone.
         if not opening.request.resume_choices[index].token_ids:
             await context.write(chunk(7))
-        await context.write(finished(1))
+        await finish(requests, context, 1)
 
     async with (
         serving(ScriptedCloud(collaborate)) as address,

@@ -20,7 +20,7 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from outrider_client.requests import Prompt
-from tests.support.scripted_cloud import Collaborate, ScriptedCloud, chunk, finished, serving, started, steering
+from tests.support.scripted_cloud import Collaborate, ScriptedCloud, chunk, finish, finished, serving, started, steering
 from tests.support.services import RunningVerifier, draft_model, running_edge
 from tests.support.waiting import until
 
@@ -61,7 +61,7 @@ async def test_token_ids_are_drafted_for_before_the_cloud_has_said_anything(meth
         assert opening.request.sampling.seed == 1
         await first_draft(requests, len(PROMPT))
         await context.write(started(PROMPT, shows_prompt=False))
-        await context.write(finished(0))
+        await finish(requests, context, 0)
 
     await generate(collaborate, PROMPT, method)
 
@@ -77,7 +77,7 @@ async def test_text_is_drafted_for_once_the_cloud_has_said_what_it_reads() -> No
         assert len(draft.token_ids) == 4
         await context.write(chunk(7, 8))
         await first_draft(requests, len(PROMPT) + 2)
-        await context.write(finished(2))
+        await finish(requests, context, 2)
 
     result = await generate(collaborate, TEXT)
     assert (result.token_ids, result.text) == ((7, 8), "xx")
@@ -97,7 +97,7 @@ async def test_the_clouds_steering_pauses_and_changes_the_method() -> None:
         late = [request.draft async for request in requests_until(requests, len(PROMPT) + 2)]
         assert len(late) == 1  # nothing was drafted meanwhile
         assert len(late[0].token_ids) == 6
-        await context.write(finished(2))
+        await finish(requests, context, 2)
 
     await generate(collaborate, TEXT)
 
@@ -129,7 +129,7 @@ async def test_what_makes_no_sense_ends_the_drafting_and_not_the_generation(name
         await rest(requests)
         await context.write(steering(types_pb2.METHOD_PEARL))
         await context.write(chunk(7))
-        await context.write(finished(1))
+        await finish(requests, context, 1)
 
     assert (await generate(collaborate, TEXT)).token_ids[-1] == 7
 
@@ -140,7 +140,7 @@ async def test_a_prompt_without_tokens_ends_the_drafting_and_not_the_generation(
         await context.write(started(PROMPT, shows_prompt=False))
         await context.write(steering(types_pb2.METHOD_PEARL))
         await rest(requests)
-        await context.write(finished(0))
+        await finish(requests, context, 0)
 
     await generate(collaborate, TEXT)
 
@@ -265,7 +265,7 @@ async def test_a_generation_too_many_goes_up_without_drafts_before_the_first_one
             has_opened.set()
             await may_end.wait()  # without a prompt the edge cannot draft
         await context.write(started(PROMPT))
-        await context.write(finished(0))
+        await finish(requests, context, 0)
 
     async def plain(request: verifier_pb2.GenerateRequest, context: Any) -> None:
         await context.write(verifier_pb2.GenerateResponse(started=started(PROMPT).started))

@@ -25,7 +25,7 @@ from outrider_client.errors import (
     Unavailable,
     from_rpc_error,
 )
-from tests.support.scripted_cloud import ScriptedCloud, chunk, finished, serving, started
+from tests.support.scripted_cloud import ScriptedCloud, chunk, finish, serving, started
 from tests.support.services import RunningEdge, RunningVerifier, draft_model, running_edge
 from tests.support.verifier_requests import BAD_REQUESTS, refusal, request, tokens
 
@@ -218,12 +218,13 @@ async def test_a_cloud_that_falls_silent_is_left_before_the_application_gives_up
     async def collaborate(requests: Any, context: Any) -> None:
         nonlocal num_calls
         num_calls += 1
-        await anext(requests)
+        resumed = (await anext(requests)).open.request.resume_choices
         await context.write(started([5, 6]))
         if num_calls == 1:
             await asyncio.Event().wait()
-        await context.write(chunk(7))
-        await context.write(finished(1))
+        if not any(choice.token_ids for choice in resumed):
+            await context.write(chunk(7))
+        await finish(requests, context, 1)
 
     async with (
         serving(ScriptedCloud(collaborate)) as address,
@@ -231,7 +232,8 @@ async def test_a_cloud_that_falls_silent_is_left_before_the_application_gives_up
         Client(edge.address) as client,
     ):
         result = await client.complete([5, 6], max_tokens=1, method="pearl", stall_timeout_s=5)
-        assert (result.token_ids, result.num_resumes, num_calls) == ((7,), 0, 2)
+        assert (result.token_ids, result.num_resumes) == ((7,), 0)
+        assert num_calls >= 2  # more on a machine that is silent for longer than that itself
         assert await edge.is_idle()
 
 

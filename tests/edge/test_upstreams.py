@@ -15,7 +15,7 @@ from outrider.edge.upstream import Upstreams
 from outrider.v1 import verifier_pb2
 from outrider.wire.errors import ResourceExhausted, Unavailable
 from outrider_client.client import Client
-from tests.support.scripted_cloud import ScriptedCloud, chunk, finished, serving, started
+from tests.support.scripted_cloud import ScriptedCloud, chunk, finish, serving, started
 from tests.support.services import RunningVerifier, draft_model, other_target_model, running_edge, running_verifier
 
 TEXT = "def add(a, b):\n"
@@ -132,7 +132,7 @@ async def test_a_verifier_that_has_failed_gets_no_generation_for_a_while() -> No
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
             await context.write(started([5, 6]))
             await context.write(chunk(7))
-            await context.write(finished(1))
+            await finish(requests, context, 1)
 
         return ScriptedCloud(collaborate)
 

@@ -90,3 +90,10 @@ def finished(num_output_tokens: int) -> verifier_pb2.CollaborateResponse:
             reason=verifier_pb2.FINISH_REASON_LENGTH, num_output_tokens=num_output_tokens, summary={}
         )
     )
+
+
+async def finish(requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context, num_tokens: int) -> None:
+    """Completes the generation as a verifier does: a draft that is under way when the call ends would hide its end."""
+    await context.write(finished(num_tokens))
+    async for _ in requests:
+        pass

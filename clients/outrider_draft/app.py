@@ -34,7 +34,7 @@ DEFAULT_HOURS = 1.0
 
 @app.callback()
 def draft() -> None:
-    """Makes a small draft for a target: new, data, train, judge, in this order."""
+    """Makes a small draft for a target: new, data, train, judge, in this order; pack makes one file of it."""
 
 
 @app.command(
@@ -66,7 +66,7 @@ def new(
         list[Path] | None, typer.Option(help="Folder of answers, for --vocabulary; may be repeated.")
     ] = None,
 ) -> None:
-    """Makes an untrained draft: a narrower model of the target's family, or some of its layers."""
+    """Makes an untrained draft: a narrower model of the target's family, or its first layers."""
     with reported():
         from outrider_draft.new import make
 
@@ -200,6 +200,23 @@ def judge(
         if status:
             raise typer.Exit(status)
         typer.echo(verdict)
+
+
+@app.command(
+    cls=BriefCommand,
+    epilog=examples("outrider draft pack my-draft --out my-draft.gguf"),
+)
+def pack(
+    folder: Folder,
+    *,
+    out: Annotated[Path, typer.Option(help="The file, a .gguf.", dir_okay=False, show_default=False)],
+) -> None:
+    """Packs a draft into one GGUF file of half its size, which llama.cpp reads too."""
+    with reported():
+        from outrider_draft import pack as packing
+
+        num_bytes = packing.pack(folder, out)
+        typer.echo(f"{out}: {num_bytes / 1e6:.1f} MB, Q8_0; it is a draft as its folder is: --draft {out}")
 
 
 def _command(request: Request, threads: int) -> str:

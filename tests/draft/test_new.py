@@ -36,13 +36,12 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def test_a_draft_of_the_targets_width_has_its_first_and_last_layer(target: Path, tmp_path: Path) -> None:
+def test_a_draft_of_the_targets_width_has_its_first_layers(target: Path, tmp_path: Path) -> None:
     made = new(target, tmp_path / "draft", "--layers", "2", "--hidden", "64")
     assert made.exit_code == 0, made.output
     mine, theirs = opened(tmp_path / "draft").state_dict(), opened(target).state_dict()
     for name, weight in mine.items():
-        origin = name.replace("layers.1.", "layers.2.")
-        assert torch.equal(weight, theirs[origin].bfloat16().float()), name
+        assert torch.equal(weight, theirs[name].bfloat16().float()), name
 
 
 def test_a_narrow_draft_is_served(target: Path, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ LIKE_QWEN_2 = {"qwen2"}
 _SPLITS = {*LIKE_LLAMA_3, *DIGIT_BY_DIGIT, *LIKE_QWEN_2, "deepseek-r1-qwen", "smaug-bpe", "gpt-2", "default"}
 """Names of rules by which a byte-level tokenizer splits a text before it merges."""
 _ROTARY_FACTORS = "rope_freqs.weight"
+HEAD_TOKEN_IDS = "outrider.head_token_ids"
+"""Fact of a draft whose head is limited to some tokens; other programs do not know it, and use the whole head."""
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"
@@ -262,6 +264,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in names,
         "mlp_bias": "blk.0.ffn_up.bias" in names,
         "tie_word_embeddings": "output.weight" not in names,
+        "head_token_ids": header.facts.get(HEAD_TOKEN_IDS),
         "bos_token_id": header.of_tokenizer("bos_token_id"),
         "eos_token_id": header.of_tokenizer("eos_token_id"),
     }

@@ -79,6 +79,8 @@ def _told(info: verifier_pb2.GetInfoResponse, num_requests: int) -> dict[str, An
             "dtype": info.model.dtype,
             "vocab_size": info.model.vocab_size,
             "context_len": info.model.max_context_len,
+            # The included ones have a template, but were trained on code alone.
+            "is_chat": bool(info.chat_template) and not info.model.model_id.startswith("demo/"),
         },
         "methods": [method_name(method) for method in info.methods],
         "default_method": method_name(info.default_method),

@@ -36,6 +36,8 @@ class FakeGateway:
         self.lab = {"speculator": "running", "delay_ms": 0, "actions": ["kill_speculator", "set_delay"]}
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: list[str | None] = []
+        self.is_chat = False
+        """Whether the model was trained to chat."""
         self.token = ""
         """The token that requests for the load must have; empty means none."""
 
@@ -70,7 +72,7 @@ class FakeGateway:
             "kv_pool": {"num_tokens": 1000, "num_held_tokens": 100},
             "speculators": [{"connected": True}],
             "datastore": None,
-            "model": self.race["model"],
+            "model": {**self.race["model"], "is_chat": self.is_chat},
             "methods": ["off", "auto"],
             "num_requests": 1,
         }

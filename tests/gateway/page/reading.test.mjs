@@ -166,7 +166,7 @@ test("chats are read like completions", () => {
 });
 
 test("code has exactly the request, whatever the prompt has in it", () => {
-  const settings = { prompt: "it's\n\"x\"", isChat: true, temperature: 0, seed: 1, maxTokens: 5, model: "m" };
+  const settings = { prompt: "it's\n\"x\"", isChat: true, turns: [], isJson: false, temperature: 0, seed: 1, maxTokens: 5, model: "m" };
   const request = requestOf(settings, "auto", []);
   const body = /-d '([^]*)'$/.exec(curl(request, "http://h"))[1].replaceAll("'\\''", "'");
   assert.deepEqual(JSON.parse(body), request.body);

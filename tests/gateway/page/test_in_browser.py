@@ -175,6 +175,34 @@ def test_one_file_plays_a_recording_without_a_server(browser: Any, tmp_path: Pat
     page.close()
 
 
+def test_a_conversation_goes_on_turn_by_turn(page: Any, gateway: tuple[FakeGateway, str]) -> None:
+    gateway[0].is_chat = True
+    page.reload()
+    page.wait_for_selector("#json-label:visible")
+    assert page.locator("#example option").all_text_contents() == ["Write", "Explain", "JSON"]
+    page.select_option("#example", "JSON")
+    question = page.input_value("#prompt")
+    page.click("#go")
+    page.wait_for_selector(DONE)
+    page.click("#reply")
+    answer = text_of(recorded()["lanes"][1])
+    assert page.locator("#turns li").all_text_contents() == [question, answer]
+    assert page.input_value("#prompt") == ""
+    page.fill("#prompt", "And a dog?")
+    page.uncheck("#json")
+    page.click("#go")
+    page.wait_for_selector("body[data-state=running]")
+    page.wait_for_selector(DONE)
+    said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    first, second = gateway[0].bodies[0], gateway[0].bodies[-1]
+    assert (first["messages"], first["response_format"]) == (said[:1], {"type": "json_object"})
+    assert second["messages"] == [*said, {"role": "user", "content": "And a dog?"}]
+    assert "response_format" not in second
+    page.click("#fresh")
+    assert page.locator("#turns li").count() == 0
+    assert page.input_value("#prompt") == question
+
+
 def test_a_killed_draft_model_leaves_the_text_as_it_is(page: Any, gateway: tuple[FakeGateway, str]) -> None:
     page.click("#go")
     page.click("#kill")

@@ -4,6 +4,8 @@
  * @typedef {object} Settings
  * @property {string} prompt
  * @property {boolean} isChat - Whether the prompt is a user's message.
+ * @property {{role: string, content: string}[]} turns - What was said before it, in a chat.
+ * @property {boolean} isJson - Whether the answer is to be a JSON object, in a chat.
  * @property {number} temperature
  * @property {number} seed
  * @property {number} maxTokens
@@ -76,7 +78,7 @@ export class EventParser {
  */
 export function requestOf(settings, method, report = ["sources", "rounds", "trees"]) {
   const prompt = settings.isChat
-    ? { messages: [{ role: "user", content: settings.prompt }] }
+    ? { messages: [...settings.turns, { role: "user", content: settings.prompt }], ...(settings.isJson ? { response_format: { type: "json_object" } } : {}) }
     : { prompt: settings.prompt };
   const logprobs = settings.isChat
     ? { logprobs: true, top_logprobs: NUM_ALTERNATIVES }

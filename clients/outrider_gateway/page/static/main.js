@@ -2,7 +2,7 @@
 
 import { ApiError, generate, requestOf } from "./api.js";
 import { shortened, visible } from "./cutting.js";
-import { EXAMPLES } from "./examples.js";
+import { TEXTS, TURNS } from "./examples.js";
 import { act, state as labState } from "./lab.js";
 import { Comparison, Lane, verdict } from "./lane.js";
 import { watch, whyNoDrafts, wordsOf } from "./load.js";
@@ -28,6 +28,7 @@ const page = {
   abort: /** @type {AbortController | null} */ (null),
   watching: /** @type {AbortController | null} */ (null),
   model: { id: "", dtype: "" },
+  turns: /** @type {{role: string, content: string}[]} */ ([]),
   lab: /** @type {any} */ (null),
   whyNoDrafts: "",
   shown: 1,
@@ -57,11 +58,58 @@ function settings() {
   return {
     prompt: at("prompt").value,
     isChat: at("chat").checked,
+    turns: at("chat").checked ? page.turns : [],
+    isJson: at("chat").checked && at("json").checked,
     temperature: at("temperature").valueAsNumber,
     seed: at("seed").valueAsNumber,
     maxTokens: at("tokens").valueAsNumber,
     model: page.model.id,
   };
+}
+
+/** @returns {import("./examples.js").Example[]} */
+const examples = () => (at("chat").checked ? TURNS : TEXTS);
+
+/** @param {number} index */
+function chooseExample(index) {
+  const { prompt, isJson } = examples()[index];
+  at("prompt").value = prompt;
+  at("json").checked = Boolean(isJson);
+}
+
+/** Offers what fits to a chat, or to a text. What the user has typed stays. */
+function showKind() {
+  const isChat = at("chat").checked;
+  const isUntouched = [...TURNS, ...TEXTS].some(({ prompt }) => prompt === at("prompt").value) || !at("prompt").value;
+  at("prompt-label").textContent = isChat ? "Your turn" : "Prompt";
+  at("json-label").hidden = !isChat;
+  at("example").replaceChildren(...examples().map(({ name }) => new Option(name)));
+  if (isUntouched && !page.turns.length) chooseExample(0);
+  renderTurns();
+}
+
+function renderTurns() {
+  const isChat = at("chat").checked;
+  at("turns").hidden = at("fresh").hidden = !isChat || !page.turns.length;
+  at("turns").replaceChildren(...page.turns.map(({ role, content }) => {
+    const item = document.createElement("li");
+    item.className = role;
+    item.textContent = content;
+    return item;
+  }));
+  at("turns").scrollTop = at("turns").scrollHeight;
+}
+
+/** Adds what was asked and answered to the conversation. Until then the same turn can be raced again. */
+function goOn() {
+  const { settings: asked } = /** @type {import("./recording.js").Recording} */ (page.recording);
+  const answer = page.lanes[1].text;
+  page.turns = [...(asked.turns ?? []), { role: "user", content: asked.prompt }, { role: "assistant", content: answer }];
+  at("prompt").value = "";
+  at("reply").hidden = true;
+  renderTurns();
+  renderCode();
+  at("prompt").focus();
 }
 
 /** @param {string} words @param {string} [param] */
@@ -86,6 +134,7 @@ function begin(recording) {
     at(`key-${side}`).textContent = page.lanes[side].method;
   });
   at("verdict").className = "verdict";
+  at("reply").hidden = true;
   complain("");
 }
 
@@ -105,6 +154,7 @@ function end(isStopped) {
   at("status").textContent = `${said.headline} ${detail}`;
   at("go").textContent = "Start";
   at("save").disabled = false;
+  at("reply").hidden = isStopped || !recording.settings.isChat || !page.lanes[1].finishReason;
   document.body.dataset.state = "done";
 }
 
@@ -159,6 +209,10 @@ async function race() {
 function replay(recording) {
   page.abort?.abort();
   const { settings: asked } = recording;
+  at("chat").checked = asked.isChat;
+  at("json").checked = Boolean(asked.isJson);
+  page.turns = asked.turns ?? [];
+  showKind();
   at("prompt").value = asked.prompt;
   at("temperature").value = asked.temperature;
   at("seed").value = asked.seed;
@@ -396,8 +450,17 @@ function listen() {
   });
   at("form").addEventListener("input", renderCode);
   at("method-1").addEventListener("change", renderCode);
+  at("chat").addEventListener("change", showKind);
+  at("reply").addEventListener("click", goOn);
+  at("fresh").addEventListener("click", () => {
+    page.turns = [];
+    at("reply").hidden = true;
+    chooseExample(at("example").selectedIndex);
+    renderTurns();
+    renderCode();
+  });
   at("example").addEventListener("change", () => {
-    at("prompt").value = EXAMPLES[at("example").selectedIndex].prompt;
+    chooseExample(at("example").selectedIndex);
     renderCode();
   });
   at("key").addEventListener("input", () => sessionStorage.setItem("token", at("key").value));
@@ -476,6 +539,8 @@ function watchLoad() {
     if (!isFirst) return;
     isFirst = false;
     SIDES.forEach((side) => setMethods(side, load.methods, at(`method-${side}`).value));
+    at("chat").checked = load.model.is_chat;
+    showKind();
     renderCode();
   };
   watch(take, at("key").value, page.watching.signal);
@@ -488,8 +553,7 @@ async function start() {
   const chosen = localStorage.getItem("theme");
   page.isDirty = false;
   setTheme(chosen ? chosen === "dark" : prefers.matches);
-  at("example").replaceChildren(...EXAMPLES.map((example) => new Option(example.name)));
-  at("prompt").value = EXAMPLES[0].prompt;
+  showKind();
   at("key").value = sessionStorage.getItem("token") ?? "";
   listen(); // before the methods are there: what is clicked or opened meanwhile waits for them
   await learnt;

@@ -30,6 +30,8 @@ class Card:
     num_parameters: int
     share: float
     """Predicted share of the target's cost of a token."""
+    keeps_embedding: bool = False
+    """Whether embedding and head are the target's, and are not trained."""
     recipe: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     tokens: int = 0

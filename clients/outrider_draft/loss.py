@@ -88,15 +88,17 @@ class _HeadLoss(torch.autograd.Function):
             total += _differentiate(logits, top_ids[block], top_logprobs[block], progress) / len(hidden)
             logits /= len(hidden)
             hidden_grad[block] = logits @ head
+            if not context.needs_input_grad[1]:
+                continue
             product = logits.T @ inputs
             weight_grad = product.to(weight.dtype) if weight_grad is None else weight_grad.add_(product)
         context.save_for_backward(hidden_grad.to(hidden.dtype), weight_grad)
         return total
 
     @staticmethod
-    def backward(context: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_grad, weight_grad = context.saved_tensors
-        return hidden_grad * grad, weight_grad * grad, None, None, None
+        return hidden_grad * grad, None if weight_grad is None else weight_grad * grad, None, None, None
 
 
 def _differentiate(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, progress: float) -> Tensor:

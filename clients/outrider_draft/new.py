@@ -97,7 +97,13 @@ def make(
         rule = f"such that the draft is smaller than its target, {_millions(_cost(of_target.model.config))}"
         raise FlagError(flag, rule, f"{value}, {_millions(_cost(config))}")
     draft = _shrunk(source.model, config)
-    card = Card(target=target, source=donor or target, num_parameters=size.num_parameters, share=round(size.share, 4))
+    card = Card(
+        target=target,
+        source=donor or target,
+        num_parameters=size.num_parameters,
+        share=round(size.share, 4),
+        keeps_embedding=donor is None and config.hidden_size == of_target.model.config.hidden_size,
+    )
     # Next to the folder, because a rename works only within one file system.
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=out.parent) as name:

@@ -91,7 +91,7 @@ class Training:
         self._request, self._display = request, display
         self._card = read_card(request.folder)
         self.target = self._card.target
-        self._model = _opened(request)
+        self._model = _opened(request, keeps_embedding=self._card.keeps_embedding)
         documents = _documents(request, self._model)
         learnt, held_out = split(documents, request.held_out)
         self._num_documents = len(learnt)
@@ -185,18 +185,15 @@ class Training:
             "held_out": request.held_out,
             "data": [str(path) for path in request.data],
         }
-        return Card(
-            card.target,
-            card.source,
-            card.num_parameters,
-            card.share,
-            recipe,
-            machine(request.device),
-            card.tokens + position.tokens,
-            round(card.hours + position.seconds / 3600, 4),
-            [*card.curve, *position.curve],
+        return replace(
+            card,
+            recipe=recipe,
+            machine=machine(request.device),
+            tokens=card.tokens + position.tokens,
+            hours=round(card.hours + position.seconds / 3600, 4),
+            curve=[*card.curve, *position.curve],
             # Of other weights than these, once the folder has new ones.
-            {} if position.steps else card.judged,
+            judged={} if position.steps else card.judged,
         )
 
     def _save(self) -> None:
@@ -232,12 +229,15 @@ class Training:
         self._display.note(f"goes on after {self.position.tokens} tokens")
 
 
-def _opened(request: Request) -> PreTrainedModel:
+def _opened(request: Request, *, keeps_embedding: bool) -> PreTrainedModel:
     # In float32: steps are too small for the digits of bfloat16.
     found: Any = AutoModelForCausalLM.from_pretrained(
         request.folder, dtype=torch.float32, attn_implementation=ATTENTION
     )
     model: PreTrainedModel = found.to(request.device).train()
+    if keeps_embedding:
+        for matrix in (model.get_input_embeddings(), model.get_output_embeddings()):  # type: ignore[no-untyped-call]
+            matrix.requires_grad_(False)
     return model
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from outrider.models.loading import load_model
@@ -24,7 +24,8 @@ from outrider_draft.documents import split
 from outrider_draft.train import STATE, Request, Training
 from tests.draft import sampled
 
-SMALL = ("--layers", "2", "--hidden", "256")
+SMALL = ("--layers", "2", "--donor", sampled.TARGET)
+"""All of it is trained."""
 
 
 def run(*arguments: str | Path) -> Any:
@@ -87,6 +88,17 @@ def test_a_draft_learns_and_can_be_served(draft: Path, answers: Path) -> None:
     assert not (draft / "training").exists()
 
 
+def test_a_draft_of_the_targets_width_keeps_its_embedding(answers: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    assert run("new", "--target", sampled.TARGET, "--out", draft, "--layers", "2", "--hidden", "256").exit_code == 0
+    before = load_file(draft / "model.safetensors")
+    assert training(draft, answers, tokens=2000).run()
+    after = load_file(draft / "model.safetensors")
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert "model.layers.0.self_attn.q_proj.weight" in changed
+    assert "model.embed_tokens.weight" not in changed
+
+
 @pytest.mark.slow
 def test_a_draft_with_a_small_vocabulary_learns_and_says_nothing_else(answers: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
@@ -144,14 +156,14 @@ def test_a_disk_that_fills_leaves_the_last_checkpoint(draft: Path, answers: Path
 def test_a_worse_draft_does_not_replace_a_better_one(draft: Path, answers: Path, tmp_path: Path) -> None:
     assert training(draft, answers).run()
     kept, curve = weights(draft), card(draft)["curve"]
-    # What there is to learn is noise; what is held out is the target's.
+    # What there is to learn are other tokens; what is held out is the target's.
     documents = sampled.documents(64)
     _, held_out = split(documents, 0.1)
     noise = tmp_path / "noise"
     writer = AnswersWriter(noise, sampled.header())
     for document in documents:
         is_noise = all(document is not each for each in held_out)
-        top_ids = np.roll(document.top_ids, 7, axis=0) if is_noise else document.top_ids
+        top_ids = document.top_ids.max() - document.top_ids if is_noise else document.top_ids
         writer.add(replace(document, top_ids=top_ids))
     writer.close()
     assert training(draft, noise).run()

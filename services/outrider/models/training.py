@@ -26,11 +26,14 @@ AtTemperature = Callable[[float], tuple[Tensor, Tensor]]
 
 
 def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Returns Muon for the matrices inside the layers, and AdamW for embedding, head, norms and biases."""
+    """Returns Muon for the matrices inside the layers, and AdamW for embedding, head, norms and biases, as far as they
+    are to be trained."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     # A head that is tied to the embedding is yielded once, as the embedding.
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         inside = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if inside else others).append(parameter)
     return [

@@ -210,12 +210,16 @@ def pack(
     folder: Folder,
     *,
     out: Annotated[Path, typer.Option(help="The file, a .gguf.", dir_okay=False, show_default=False)],
+    layers_only: Annotated[
+        bool,
+        typer.Option("--layers-only", help="Leaves what the draft shares with a target of short name to its file."),
+    ] = False,
 ) -> None:
     """Packs a draft into one GGUF file of half its size, which llama.cpp reads too."""
     with reported():
         from outrider_draft import pack as packing
 
-        num_bytes = packing.pack(folder, out)
+        num_bytes = packing.pack(folder, out, layers_only=layers_only)
         typer.echo(f"{out}: {num_bytes / 1e6:.1f} MB, Q8_0; it is a draft as its folder is: --draft {out}")
 
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.models.checkpoint import CONFIG, WEIGHTS, read_json
-from outrider.models.gguf import read_header
+from outrider.models.gguf import REST_OF, SHARED, TOKENIZER, read_header
 from outrider.models.gguf_writer import why_no_gguf, write_gguf
 from outrider.models.names import gguf_of
+from outrider.models.wheels import WHEELS
 from outrider_cli.failures import FlagError
 from outrider_draft.card import read_card
 from outrider_draft.files import written
 
 
-def pack(folder: Path, out: Path) -> int:
+def pack(folder: Path, out: Path, *, layers_only: bool = False) -> int:
     """Writes a draft as a GGUF file.
 
     Args:
         folder: The draft.
         out: The file.
+        layers_only: Leaves embedding, head and tokenizer to the target's file, where it is found by its short name.
 
     Returns:
         Bytes of the file.
@@ -39,8 +41,14 @@ def pack(folder: Path, out: Path) -> int:
         raise FlagError("DIR", rule, f"{folder}, for {card.target}")
     if why := why_no_gguf(config):
         raise FlagError("DIR", f"a draft that a GGUF file can hold ({why})", folder)
+    if layers_only and not (card.keeps_embedding and card.target in WHEELS):
+        rule = f"unset for a draft that has another embedding than {', '.join(WHEELS)}"
+        raise FlagError("--layers-only", rule, f"{folder}, for {card.target}")
     facts = read_header(of_target).facts
     with written(out) as partial:
-        of_tokenizer = {name: value for name, value in facts.items() if name.startswith("tokenizer.")}
-        write_gguf(partial, config, folder / WEIGHTS, of_tokenizer)
+        if layers_only:
+            write_gguf(partial, config, folder / WEIGHTS, {REST_OF: card.target}, without=SHARED)
+        else:
+            of_tokenizer = {name: value for name, value in facts.items() if name.startswith(TOKENIZER)}
+            write_gguf(partial, config, folder / WEIGHTS, of_tokenizer)
     return out.stat().st_size

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from outrider.models.checkpoint import PICKLES, WEIGHTS, WEIGHTS_INDEX, UnsupportedModel
+from outrider.models.wheels import WHEELS, path_of
 
 MAGIC = b"GGUF"
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -37,6 +38,11 @@ _SPLITS = {*LIKE_LLAMA_3, *DIGIT_BY_DIGIT, *LIKE_QWEN_2, "deepseek-r1-qwen", "sm
 _ROTARY_FACTORS = "rope_freqs.weight"
 HEAD_TOKEN_IDS = "outrider.head_token_ids"
 """Fact of a draft whose head is limited to some tokens; other programs do not know it, and use the whole head."""
+REST_OF = "outrider.rest_of"
+"""Fact of a draft that has layers alone: short name of the target, whose file has `SHARED` and the tokenizer."""
+SHARED = ("token_embd.weight", "output.weight")
+TOKENIZER = "tokenizer."
+"""Begin of the names of facts about the tokenizer."""
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"
@@ -52,6 +58,8 @@ class Tensor(NamedTuple):
     """Number of its format, see `gguf.GGMLQuantizationType`."""
     begin: int
     """Place of its first byte in the file."""
+    path: Path
+    """The file."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,8 @@ class Header:
     path: Path
     facts: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    tokenizer_path: Path
+    """The file that has the tokenizer."""
 
     @property
     def family(self) -> str:
@@ -148,7 +158,23 @@ def judge_gguf(path: Path) -> Header:
 
 
 def read_header(path: Path) -> Header:
-    """Reads the header of a GGUF file. Raises UnsupportedModel if it has none, or is cut off in it."""
+    """Reads the header of a GGUF file, and in its target's what it leaves to that. Raises UnsupportedModel if it has
+    none, is cut off in it, or its target is missing."""
+    header = _read(path)
+    if (target := header.facts.get(REST_OF)) is None:
+        return header
+    if target not in WHEELS or not path_of(target).is_file():
+        raise UnsupportedModel(
+            f"has its layers alone, for {target}, which is not on this machine: python -m outrider.models.hub {target}"
+        )
+    rest = _read(path_of(target))
+    facts = {name: value for name, value in rest.facts.items() if name.startswith(TOKENIZER)}
+    tensors = {name: tensor for name, tensor in rest.tensors.items() if name in SHARED}
+    tensors |= header.tensors
+    return Header(path, facts | dict(header.facts), tensors, tokenizer_path=rest.path)
+
+
+def _read(path: Path) -> Header:
     with path.open("rb") as file:
         begin = file.read(len(MAGIC))
         if begin != MAGIC:
@@ -217,22 +243,26 @@ def _parsed(path: Path, reader: _Reader) -> Header:
     for _ in range(num_tensors):
         name = reader.text()
         shape = reader.numbers("Q", reader.number("I"))[::-1]
-        listed[name] = Tensor(shape, reader.number("I"), reader.number("Q"))
+        listed[name] = Tensor(shape, reader.number("I"), reader.number("Q"), path)
     alignment = facts.get("general.alignment", 32)
     begin = -(-reader.place // alignment) * alignment
-    return Header(path, facts, {name: each._replace(begin=begin + each.begin) for name, each in listed.items()})
+    tensors = {name: each._replace(begin=begin + each.begin) for name, each in listed.items()}
+    return Header(path, facts, tensors, tokenizer_path=path)
 
 
 def _problem_of_size(header: Header) -> str:
     """Returns what is wrong with the size of a file, and with the formats that say how large it must be; empty if it is
     whole."""
-    whole, num_bytes = 0, header.path.stat().st_size
+    whole = dict.fromkeys((header.path, *(tensor.path for tensor in header.tensors.values())), 0)
     for name, tensor in header.tensors.items():
         if tensor.kind not in set(GGMLQuantizationType):
             return f"has {name} in format {tensor.kind}, which is not known"
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
-        whole = max(whole, tensor.begin + math.prod(tensor.shape) // block * size)
-    return f"is cut off: {num_bytes} of {whole} bytes are there" if num_bytes < whole else ""
+        whole[tensor.path] = max(whole[tensor.path], tensor.begin + math.prod(tensor.shape) // block * size)
+    for path, num_bytes in whole.items():
+        if (there := path.stat().st_size) < num_bytes:
+            return f"is cut off: {there} of {num_bytes} bytes are there"
+    return ""
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -303,7 +333,7 @@ def _llama_3_factor(header: Header, rope_theta: float, head_dim: int) -> float:
 
 
 def _bytes_of(header: Header, name: str, num_bytes: int) -> bytes:
-    with header.path.open("rb") as file:
+    with header.tensors[name].path.open("rb") as file:
         file.seek(header.tensors[name].begin)
         return file.read(num_bytes)
 

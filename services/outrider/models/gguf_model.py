@@ -60,14 +60,14 @@ def read_model(header: Header, dtype: Any) -> tuple[Any, Mapping[str, Any]]:
         first = ", ".join(sorted(unused)[:NUM_NAMED])
         raise UnsupportedModel(f"its weights have {first}, which a model of its type does not use")
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    content = np.memmap(header.path, mode="r")
+    content = {path: np.memmap(path, mode="r") for path in {tensor.path for tensor in header.tensors.values()}}
     state = {}
     for name, tensor in header.tensors.items():
         if name not in names:
             continue
         kind = GGMLQuantizationType(tensor.kind)
         block, size = GGML_QUANT_SIZES[kind]
-        stored = content[tensor.begin : tensor.begin + math.prod(tensor.shape) // block * size]
+        stored = content[tensor.path][tensor.begin : tensor.begin + math.prod(tensor.shape) // block * size]
         rows = dequantize(stored.reshape(*tensor.shape[:-1], -1), kind)
         if header.family == "llama" and (num_heads := heads.get(name.split(".")[-2])):
             # llama.cpp rotates neighbours there, transformers the two halves of a head.
@@ -99,7 +99,7 @@ def read_tokenizer(header: Header) -> Any:
     begins: dict[str, Any] = {"add_bos_token": True} if split in LIKE_LLAMA_3 else {}
     with TemporaryDirectory() as folder:  # where no tokenizer.json lies, which would come first
         link = Path(folder) / "model.gguf"
-        link.symlink_to(header.path.resolve())
+        link.symlink_to(header.tokenizer_path.resolve())
         made: Any = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=link.name, **begins)
     state = json.loads(made.backend_tokenizer.to_str())
     _correct(state, header, split)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ _BLOCK = 32
 """Numbers that share a scale in Q8_0."""
 
 
-def write_gguf(path: Path, config: Mapping[str, Any], weights: Path, tokenizer: Mapping[str, Any]) -> None:
+def write_gguf(
+    path: Path, config: Mapping[str, Any], weights: Path, more: Mapping[str, Any], without: Collection[str] = ()
+) -> None:
     """Writes a model, its matrices as Q8_0.
 
     Args:
         path: The file.
         config: transformers' config, of which `why_no_gguf` says nothing.
         weights: Its file of safetensors.
-        tokenizer: Facts of a tokenizer, of another GGUF file.
+        more: Facts besides those of the config: of the tokenizer.
+        without: Names of tensors to leave out.
 
     Raises:
         OSError: The file cannot be written.
@@ -31,9 +34,9 @@ def write_gguf(path: Path, config: Mapping[str, Any], weights: Path, tokenizer: 
     family = _family_of(config)
     writer = GGUFWriter(path, family)
     try:
-        for name, value in (_facts(family, config) | dict(tokenizer)).items():
+        for name, value in (_facts(family, config) | dict(more)).items():
             _add_fact(writer, name, value)
-        _add_weights(writer, family, config, weights)
+        _add_weights(writer, family, config, weights, without)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -99,15 +102,19 @@ def _add_fact(writer: GGUFWriter, name: str, value: Any) -> None:
             writer.add_array(name, value)
 
 
-def _add_weights(writer: GGUFWriter, family: str, config: Mapping[str, Any], file: Path) -> None:
+def _add_weights(
+    writer: GGUFWriter, family: str, config: Mapping[str, Any], file: Path, without: Collection[str]
+) -> None:
     architecture = next(each for each in MODEL_ARCH if MODEL_ARCH_NAMES[each] == family)
     names = get_tensor_name_map(architecture, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     with safe_open(file, framework="pt") as weights:
         for name in weights.keys():  # noqa: SIM118 - it is no mapping
+            if (stored := str(names.get_name(name, (".weight", ".bias")))) in without:
+                continue
             rows = weights.get_tensor(name).float().numpy()
             if family == "llama" and (num_heads := heads.get(name.split(".")[-2])):
                 # llama.cpp rotates neighbours there, transformers the two halves of a head.
                 rows = rows.reshape(num_heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
             kind = GGMLQuantizationType.Q8_0 if rows.ndim > 1 else GGMLQuantizationType.F32
-            writer.add_tensor(str(names.get_name(name, (".weight", ".bias"))), quantize(rows, kind), raw_dtype=kind)
+            writer.add_tensor(stored, quantize(rows, kind), raw_dtype=kind)

@@ -6,7 +6,15 @@ whether it has. Both clients use it.
 
 from __future__ import annotations
 
-from outrider.telemetry.tracing import CANCELLED, NO_SPAN, Metadata, Span, application_tracer, peer_attributes
+from outrider.telemetry.tracing import (
+    CANCELLED,
+    NO_SPAN,
+    Metadata,
+    Span,
+    application_tracer,
+    operation_attributes,
+    peer_attributes,
+)
 from outrider.v1 import verifier_pb2
 from outrider_client.errors import OutriderError
 
@@ -18,10 +26,9 @@ class GenerationTrace:
         self._span: Span = NO_SPAN
         if (tracer := application_tracer()) is None:
             return
-        # Names and values are those of OpenTelemetry's semantic conventions for generative AI.
-        operation = "chat" if request.prompt.WhichOneof("input") == "chat" else "text_completion"
-        attributes: dict[str, str] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider"}
-        self._span = tracer.begin(operation, "client", attributes, None)  # None: below what the application is doing
+        attributes = operation_attributes(request.prompt.WhichOneof("input") == "chat")
+        # None: below what the application is doing. Conventions add the model to the name, which is not known yet.
+        self._span = tracer.begin(attributes["gen_ai.operation.name"], "client", attributes, None)
 
     @property
     def metadata(self) -> Metadata:
@@ -43,6 +50,7 @@ class GenerationTrace:
                 self._span.set_attributes(
                     {
                         "gen_ai.request.model": started.model.model_id,
+                        "gen_ai.response.model": started.model.model_id,
                         "gen_ai.usage.input_tokens": started.num_prompt_tokens,
                         "outrider.session_id": started.session_id,
                     }

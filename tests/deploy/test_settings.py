@@ -86,3 +86,11 @@ def test_tls_leaves_nothing_insecure() -> None:
         assert settings.tls_cert, title(each)
         assert not settings.insecure, title(each)
         assert not getattr(settings, "peer_insecure", False), title(each)
+
+
+def test_tracing_gives_every_service_the_standard_variables() -> None:
+    for objects in (rendered(gpu_with("tracing")), rendered(Variant("edge", ("tracing",)))):
+        for each in services_of_ours(objects):
+            variables = environment_of(main_container(each), objects)
+            assert variables["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel-collector:4317", title(each)
+            assert variables["OTEL_TRACES_SAMPLER"] == "parentbased_traceidratio", title(each)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -18,6 +19,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from outrider.server.export import FLUSH_TIMEOUT_S
 from outrider.telemetry import tracing
@@ -37,6 +39,8 @@ TOKEN, PASSWORD = "token-nobody-shall-see", "password-nobody-shall-see"
 REDIS_LOOKUP, REDIS_RECORD = "FCALL_RO outrider_lookup_4", "FCALL outrider_record_4"
 OPTIONS = {"max_tokens": 48, "method": "double", "temperature": 0.7, "seed": 7, "ignore_eos": True}
 INTERNAL, SERVER, CLIENT = 1, 2, 3
+CONVENTIONS = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+"""Attributes of the semantic conventions for generative AI."""
 
 
 def flags(url: str, ratio: float) -> tuple[str, ...]:
@@ -143,6 +147,11 @@ async def test_a_generation_is_one_trace_through_all_services(
     assert {span.service for span in spans} == services
 
     summary, said = result.summary, served.attributes
+    assert said["gen_ai.operation.name"] == generation.attributes["gen_ai.operation.name"] == "text_completion"
+    assert said["gen_ai.provider.name"] == "outrider"
+    assert (said["gen_ai.request.temperature"], said["gen_ai.request.seed"]) == (0.7, 7)
+    assert said["gen_ai.response.model"] == "demo/target"
+    assert said["gen_ai.usage.cache_read.input_tokens"] == 0
     assert said["gen_ai.request.model"] == "demo/target"
     assert (
         said["gen_ai.usage.output_tokens"]
@@ -159,6 +168,9 @@ async def test_a_generation_is_one_trace_through_all_services(
     assert drafted.attributes["outrider.num_drafts"] > 0
     assert not any(span.is_error for span in spans if span.service != "outrider-datastore")
 
+    named = {name for span in spans for name in span.attributes if name.startswith("gen_ai.")}
+    assert named <= CONVENTIONS
+
     secrets = [PROMPT, PASSWORD, "unlikely_name", TOKEN, *(word for word in result.text.split() if len(word) > 5)]
     for span in spans:
         for secret in secrets:
@@ -167,6 +179,34 @@ async def test_a_generation_is_one_trace_through_all_services(
     for name in ("verifier", "speculator"):
         log = (traced.log_folder / f"{name}.log").read_text()
         assert f"trace_id={trace_id}" in log
+
+
+@pytest.mark.suite
+async def test_the_standard_variables_alone_bring_one_trace_over_all_services(
+    collector: tuple[Collector, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standard = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector[1],
+        "OTEL_TRACES_SAMPLER": "parentbased_always_on",
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=variables",
+    }
+    for name, value in {**SOON, **standard}.items():
+        monkeypatch.setenv(name, value)
+    config = StackConfig(target="demo/target", target_dtype="float32", gateway=True, log_folder=tmp_path)
+    with running_redis(tmp_path) as redis_url, LocalStack(replace(config, redis_url=redis_url)) as stack:
+        async with httpx.AsyncClient(base_url=f"http://{stack.gateway_address}", timeout=60.0) as http:
+            body = {"prompt": PROMPT, "max_tokens": 32, "speculation": {"method": "double"}, "ignore_eos": True}
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+        [began] = collector[0].wait(lambda spans: [each for each in spans if each.name == "POST /v1/completions"])[-1:]
+        wanted = (GENERATE, SPECULATE, LOOKUP, RECORD)
+        spans = collector[0].trace(began.trace_id, "POST /v1/completions", *wanted, is_whole=True)
+    assert {span.service.removeprefix("outrider-") for span in spans} == {
+        "gateway",
+        "verifier",
+        "speculator",
+        "datastore",
+    }
+    assert {span.resource["deployment.environment.name"] for span in spans} == {"variables"}
 
 
 def test_the_blocking_client_is_a_part_of_the_same_trace(

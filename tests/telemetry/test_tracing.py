@@ -236,6 +236,15 @@ def test_the_variables_of_opentelemetry_hold(monkeypatch: pytest.MonkeyPatch) ->
     assert span.service == "outrider-test"
 
 
+def test_the_standard_name_of_the_service_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "drafts-in-europe")
+    with recording(1.0) as recorded:
+        with traced_message(LOOKUP, SAMPLED):
+            pass
+        [span] = recorded.spans()
+    assert span.service == "drafts-in-europe"
+
+
 @contextmanager
 def silent_listener() -> Iterator[str]:
     """Accepts connections and never answers."""
@@ -300,29 +309,70 @@ def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         start_traces("outrider-test", Settings(otlp_endpoint="http://127.0.0.1:4317"))
 
 
-def test_the_standard_variable_names_a_collector_too_and_then_all_is_recorded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with running_collector() as (collector, url):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-        export = start_traces("outrider-test", Settings())
-        assert export is not None
-        for _ in range(20):  # by default one in ten of ours
+def num_recorded(monkeypatch: pytest.MonkeyPatch, *arguments: str, **variables: str) -> int | None:
+    """How many of 20 traces that begin here are sent, with a collector named by OpenTelemetry's variable and by
+    `arguments`, where {url} is its URL. None means that the service does not trace."""
+    with running_collector() as (collector, url), monkeypatch.context() as environment:
+        for name, value in {"OTEL_EXPORTER_OTLP_ENDPOINT": url, **variables}.items():
+            environment.setenv(name, value)
+        settings = parse_settings(Settings, [argument.format(url=url) for argument in arguments])
+        if (export := start_traces("outrider-test", settings)) is None:
+            return None
+        for _ in range(20):
             with traced_request("POST /v1/completions", ""):
                 pass
         export.stop()
-        assert len(collector.spans) == 20
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-        assert start_traces("outrider-test", Settings()) is None
-        said = capsys.readouterr()
-        assert "OTEL_EXPORTER_OTLP_PROTOCOL must be grpc" in said.err + said.out
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-        assert start_traces("outrider-test", Settings()) is None
-        monkeypatch.delenv("OTEL_TRACES_EXPORTER")
-        # It is often set for all programs of a machine.
-        monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-        assert start_traces("outrider-test", Settings()) is None
+        return len(collector.spans)
+
+
+def test_the_standard_variable_names_a_collector_and_then_all_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_recorded(monkeypatch) == 20  # by default one in ten of ours
+
+
+def test_the_standard_sampler_holds_unless_a_flag_gives_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, none = ("--otlp-endpoint", "{url}"), {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}
+    share = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}
+    for variables in (none, share):
+        assert num_recorded(monkeypatch, **variables) == 0
+        assert num_recorded(monkeypatch, *flag, **variables) == 0
+        assert num_recorded(monkeypatch, *flag, "--trace-ratio", "1", **variables) == 20
+        assert num_recorded(monkeypatch, "--trace-ratio", "1", **variables) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("OTEL_SDK_DISABLED", "true", "OTEL_SDK_DISABLED is true"),
+        ("OTEL_TRACES_EXPORTER", "none", "OTEL_TRACES_EXPORTER must be otlp, got 'none'"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL must be grpc, got"),
+        ("OTEL_PROPAGATORS", "b3", "OTEL_PROPAGATORS must include tracecontext, got 'b3'"),
+    ],
+)
+def test_a_standard_variable_that_forbids_traces_is_named(
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert num_recorded(monkeypatch, **{name: value}) is None
+    output = capsys.readouterr()
+    assert said in output.err + output.out
+
+
+def test_the_sdk_is_off_where_the_standard_variable_says_so_with_a_flag_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_recorded(monkeypatch, "--otlp-endpoint", "{url}", OTEL_SDK_DISABLED="True") is None
+    assert (
+        num_recorded(monkeypatch, "--otlp-endpoint", "{url}", "--trace-ratio", "1", OTEL_TRACES_EXPORTER="none") == 20
+    )
+
+
+def test_an_unknown_sampler_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert num_recorded(monkeypatch, OTEL_TRACES_SAMPLER="sometimes") == 20
+    output = capsys.readouterr()
+    assert "sometimes" in output.err + output.out
+
+
+def test_the_standard_variable_without_the_packages_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It is often set for all programs of a machine.
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    assert num_recorded(monkeypatch) is None
 
 
 def test_without_an_endpoint_opentelemetry_is_not_even_imported() -> None:

@@ -105,6 +105,7 @@ class TraceExport:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
+        _log_warnings_here()  # first: the library warns of a sampler that it does not know
         ours = {"service.name": service, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
         # Resource.create prefers its arguments to OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. These are therefore
         # read here, too, and come last.
@@ -117,7 +118,6 @@ class TraceExport:
             endpoint, insecure=None if endpoint is None else endpoint.startswith("http://")
         )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        _log_warnings_here()
         use_tracer(Tracer(self._provider.get_tracer("outrider", __version__)))
 
     def stop(self) -> None:
@@ -158,17 +158,22 @@ def _log_warnings_here() -> None:
 
 
 def start_traces(service: str, settings: ProcessSettings) -> TraceExport | None:
-    """Records traces from now on, if the settings name a collector, or OpenTelemetry's own variables do.
+    """Records traces from now on, if the settings name a collector, or OpenTelemetry's own variables do. Flags come
+    first; what the library reads by itself (OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_*) holds in
+    both cases.
 
     Raises:
         SystemExit: The packages for it are missing; the message names the extra.
     """
-    is_ours = bool(settings.otlp_endpoint)
-    if not (is_ours or _is_asked_for_by_standard()):
+    found, is_ours = os.environ.get, bool(settings.otlp_endpoint)
+    if not (is_ours or found("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or found("OTEL_EXPORTER_OTLP_ENDPOINT")):
         return None
-    ratio = settings.trace_ratio if is_ours or "trace_ratio" in settings.model_fields_set else None
+    if reason := _refusal(is_ours):
+        log.warning("traces.not_sent", reason=reason)
+        return None
+    is_share_ours = "trace_ratio" in settings.model_fields_set or (is_ours and not found("OTEL_TRACES_SAMPLER"))
     try:
-        return TraceExport(service, settings.otlp_endpoint or None, ratio)
+        return TraceExport(service, settings.otlp_endpoint or None, settings.trace_ratio if is_share_ours else None)
     except ImportError as error:
         needs = f"needs pip install -e '.[otel]' ({error})"
         if not is_ours:  # the variable is often set for all programs of a machine: run without traces
@@ -177,14 +182,22 @@ def start_traces(service: str, settings: ProcessSettings) -> TraceExport | None:
         raise SystemExit(f"error: --otlp-endpoint: {needs}") from error
 
 
-def _is_asked_for_by_standard() -> bool:
-    """Returns True if OpenTelemetry's variables name a collector that takes gRPC."""
+def _refusal(is_ours: bool) -> str:
+    """Returns why OpenTelemetry's variables forbid to send traces, or ask for what is not there; empty if they do not.
+
+    Args:
+        is_ours: True if a flag names the collector, which takes OTLP over gRPC.
+    """
     found = os.environ.get
-    if not (found("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or found("OTEL_EXPORTER_OTLP_ENDPOINT")):
-        return False
-    if found("OTEL_TRACES_EXPORTER", "otlp") != "otlp" or found("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
+    if found("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return "OTEL_SDK_DISABLED is true"
+    propagators = found("OTEL_PROPAGATORS", "tracecontext").split(",")
+    if "tracecontext" not in map(str.strip, propagators):
+        return f"OTEL_PROPAGATORS must include tracecontext, got {','.join(propagators)!r}"
+    if is_ours:
+        return ""
+    exporter = found("OTEL_TRACES_EXPORTER") or "otlp"
+    if exporter not in ("otlp", "otlp_proto_grpc"):
+        return f"OTEL_TRACES_EXPORTER must be otlp, got {exporter!r}"
     protocol = found("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or found("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
-    if protocol != "grpc":
-        log.warning("traces.not_sent", reason=f"OTEL_EXPORTER_OTLP_PROTOCOL must be grpc, got {protocol!r}")
-    return protocol == "grpc"
+    return "" if protocol == "grpc" else f"OTEL_EXPORTER_OTLP_PROTOCOL must be grpc, got {protocol!r}"

@@ -77,7 +77,8 @@ class ProcessSettings(ListenTlsSettings):
         0.1,
         ge=0,
         le=1,
-        description="Share recorded of the traces that begin here, 0 to 1; what a caller has decided is followed.",
+        description="Share recorded of the traces that begin here, 0 to 1, unless OTEL_TRACES_SAMPLER says it; what a "
+        "caller has decided is followed.",
     )
 
     @field_validator("listen")

@@ -314,6 +314,11 @@ def application_tracer() -> Tracer | None:
     return None if api is None else Tracer(api.get_tracer("outrider"))
 
 
+def operation_attributes(is_chat: bool) -> dict[str, str]:
+    """Returns the attributes that say what a generation is, by the semantic conventions for generative AI."""
+    return {"gen_ai.operation.name": "chat" if is_chat else "text_completion", "gen_ai.provider.name": "outrider"}
+
+
 def peer_attributes(address: str) -> dict[str, str | int]:
     """Returns the attributes that name a peer. `address`: HOST:PORT, or the path of a socket."""
     host, _, port = address.rpartition(":")

@@ -87,10 +87,20 @@ class SessionObserver:
 
 def _opening_attributes(spec: SessionSpec, model: Model) -> Attributes:
     """Returns what is known when a session begins. The prompt is left out: more people read traces."""
+    sampling = spec.sampling
+    said = {
+        "top_k": sampling.top_k,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed if sampling.seed < 2**63 else 0,  # an integer of OpenTelemetry has a sign
+    }
     return {
         "gen_ai.request.model": model.model_id,
+        "gen_ai.response.model": model.model_id,
         "gen_ai.request.max_tokens": spec.max_tokens,
-        "gen_ai.request.temperature": spec.sampling.temperature,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        **{f"gen_ai.request.{name}": value for name, value in said.items() if value},
         "gen_ai.usage.input_tokens": len(spec.prompt_token_ids),
         "outrider.session_id": spec.session_id,
         "outrider.method": spec.speculation.method.name,
@@ -112,6 +122,7 @@ def _outcome_attributes(generation: Generation, last: Verdict | None) -> Attribu
         reasons = [] if last.finish_reason is None else [last.finish_reason.name.lower()]
     return {
         "gen_ai.usage.output_tokens": num_output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": generation.num_cached_prompt_tokens,
         "gen_ai.response.finish_reasons": reasons,
         **{f"outrider.{name}": getattr(statistics, name) for name in COUNTS},
         "outrider.mean_acceptance_length": statistics.mean_acceptance_length,

@@ -30,7 +30,7 @@ from outrider.server.lanes import LARGE_BYTES, Lane
 from outrider.telemetry.generation_metrics import GenerationCall, GenerationCalls
 from outrider.telemetry.kv_pool_metrics import read_pool
 from outrider.telemetry.metrics import Metrics
-from outrider.telemetry.tracing import COLLABORATE, GENERATE, traced_call
+from outrider.telemetry.tracing import COLLABORATE, GENERATE, current_span, operation_attributes, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.verifier.admission import (
     Limits,
@@ -317,6 +317,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, request: verifier_pb2.GenerateRequest, serving: Serving, context: Context, *, brings_drafts: bool
     ) -> list[SessionSpec | None]:
         """Resolves a request; in a thread if its size or its structure would make others on the event loop wait."""
+        current_span().set_attributes(operation_attributes(request.prompt.WhichOneof("input") == "chat"))
         model, codec, limits = serving.model, serving.codec, serving.limits
         resolved = partial(session_specs, request, model, codec, limits, serving.grammars, brings_drafts=brings_drafts)
         if not request.HasField("structured_outputs"):

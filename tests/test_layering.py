@@ -1,6 +1,7 @@
 """Which packages may import which. Reads the imports of every file, including lazy ones and those for types.
 
 core  <-  models  <-  {verifier, speculator}
+core  <-  rounds  <-  verifier
 core, telemetry  <-  wire  <-  security  <-  {peers, server}  <-  {verifier, speculator, datastore}  <-  nobody
 speculator  <-  edge: an edge is a speculator that dials the verifier instead of being dialled
 speculator  <-  two files of the verifier, for a draft model in its own process
@@ -44,7 +45,8 @@ OWN_IMPORTS = {
     "security": {"core", "v1", "telemetry", "wire", "security"},
     "peers": AROUND_GRPC - {"server"},
     "server": AROUND_GRPC - {"peers"},
-    "verifier": AROUND_GRPC | {"models", "verifier"},
+    "rounds": {"core", "rounds"},
+    "verifier": AROUND_GRPC | {"models", "rounds", "verifier"},
     "speculator": AROUND_GRPC | {"models", "speculator"},
     "datastore": (AROUND_GRPC - {"peers"}) | {"datastore"},
     "edge": AROUND_GRPC | {"models", "speculator", "edge"},
@@ -214,7 +216,7 @@ def test_benchmarks_reach_into_services_in_their_workers_only() -> None:
         # Baselines run the same models without the services; a worker measures inside its own process.
         allowed = CLIENT_IMPORTS | {"models"}
         if path.is_relative_to(BENCH / "workers"):
-            allowed |= {"server", "verifier", "speculator"}
+            allowed |= {"server", "rounds", "verifier", "speculator"}
         wrong = own_packages(path) - allowed
         assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
 

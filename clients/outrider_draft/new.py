@@ -28,8 +28,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from outrider.core.tokenizer_hash import tokenizer_hash
 from outrider.models.checkpoint import WEIGHTS, UnsupportedModel
-from outrider.models.loading import Weights, build_hf_model, tokenizer_hash
+from outrider.models.loading import Weights, build_hf_model
 from outrider.models.names import why_no_model
 from outrider_cli.failures import FlagError
 from outrider_draft.answers import documents_of

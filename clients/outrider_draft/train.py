@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from outrider.models.loading import tokenizer_hash
+from outrider.core.tokenizer_hash import tokenizer_hash
 from outrider.models.runner import head_token_ids
 from outrider.models.training import Schedule, build_optimizers, step
 from outrider_cli.failures import FlagError

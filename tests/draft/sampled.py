@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from outrider.models.loading import build_hf_model, tokenizer_hash
+from outrider.core.tokenizer_hash import tokenizer_hash
+from outrider.models.loading import build_hf_model
 from outrider_draft.answers import AnswersWriter, Document, Header
 
 TARGET = "demo/target"

@@ -14,11 +14,12 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from outrider.core.tokenizer_hash import tokenizer_hash
 from outrider.models import loading
 from outrider.models.checkpoint import UnknownModel
 from outrider.models.demo import names as demo_names
 from outrider.models.kv_cache import CacheShape
-from outrider.models.loading import CannotLoadModel, build_hf_model, load_for, load_model, tokenizer_hash
+from outrider.models.loading import CannotLoadModel, build_hf_model, load_for, load_model
 from outrider.models.names import is_here, why_no_model
 from outrider.models.pool_size import (
     Beside,

@@ -14,10 +14,10 @@ from outrider.core.session import SessionSpec
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.timing import HostStopwatch
+from outrider.rounds.timings import EngineTimings
 from outrider.verifier.engine import Engine
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
 
 OPENED_AT = 100.0
 GREEDY = SamplingParams(temperature=0.0)

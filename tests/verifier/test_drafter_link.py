@@ -16,11 +16,11 @@ from outrider.core.session import Session, SessionSpec
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft
-from outrider.verifier.drafter_link import DrafterLink, Link
+from outrider.rounds.drafter_link import DrafterLink, Link
+from outrider.rounds.timings import EngineTimings
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.round import Forward
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
 
 PROMPT = (1, 2, 3)
 STRATEGIES = (Strategy(PEARL), Strategy(SPECULATIVE), Strategy(RETRIEVAL), PLAIN)

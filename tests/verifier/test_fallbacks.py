@@ -15,9 +15,9 @@ from outrider.core.retrieval.prior import PriorTable
 from outrider.core.session import SessionSpec
 from outrider.core.speculation import Fallback, SpeculationParams
 from outrider.core.tree import Draft
+from outrider.rounds.timings import Activity, EngineTimings
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import Activity, EngineTimings
 
 PROMPT = (1, 2, 3)
 GAMMA = 4

@@ -14,11 +14,11 @@ from outrider.core.session import SessionSpec, Verdict
 from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Absence, DraftTime, Peer
 from outrider.core.tree import Draft
+from outrider.rounds.timings import EngineTimings
 from outrider.v1 import verifier_pb2
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.round import Forward
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
 from outrider.wire.reports import round_to_proto
 
 PROMPT = (1, 2, 3)

@@ -15,10 +15,10 @@ from outrider.core.params import Rows, SamplingParams, Source
 from outrider.core.session import Session, SessionSpec
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import Draft
+from outrider.rounds.selection import select_nodes
+from outrider.rounds.timings import QUIET_STEPS, Activity, EngineTimings
 from outrider.verifier.metrics import RoundCounts
-from outrider.verifier.selection import select_nodes
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import QUIET_STEPS, Activity, EngineTimings
 from tests.support.trees import add_path
 
 DEAR_ROWS = ForwardTimes({1: 1.0, 32: 8.75})

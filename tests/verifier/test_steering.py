@@ -13,8 +13,8 @@ from outrider.core.methods.best_first import BestFirstParams
 from outrider.core.params import SamplingParams
 from outrider.core.session import Session, SessionSpec
 from outrider.core.speculation import SpeculationParams, Steering
-from outrider.verifier.drafter_link import DrafterLink
-from outrider.verifier.timings import EngineTimings
+from outrider.rounds.drafter_link import DrafterLink
+from outrider.rounds.timings import EngineTimings
 
 FORWARD_TIME = Steering(forward_us=5000)
 IN_TURNS, AHEAD = Strategy(SPECULATIVE), Strategy(PEARL)

@@ -16,10 +16,10 @@ from outrider.core.retrieval.prior import PriorTable
 from outrider.core.session import SessionSpec
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, Node, SparseRow
+from outrider.rounds.timings import EngineTimings
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.round import Forward
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
 
 GAMMA = 4
 PROMPT = (1, 2, 3)

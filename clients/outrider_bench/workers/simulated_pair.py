@@ -41,13 +41,13 @@ from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.loading import LoadedModel
 from outrider.models.runner import KVCache, Segment
 from outrider.models.sampling import Sampler, most_probable
+from outrider.rounds.timings import Activity, EngineTimings
 from outrider.speculator.session import DraftSession, DraftSessionSpec
 from outrider.verifier.flight import round_of, wanted_temperatures
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.round import Forward
 from outrider.verifier.scheduler import ready_sessions
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import Activity, EngineTimings
 from outrider_bench.costs import Costs
 
 NO_CONTENT = KVPool(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from outrider.core.tokenizer_hash import tokenizer_hash
 from outrider.models.backend import backend_of
 from outrider.models.checkpoint import (
     DEMO_PREFIX,
@@ -420,15 +420,6 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
         sample = flat[:: max(1, flat.numel() // 1024)].float().cpu()
         digest.update(f"{name} {tuple(parameter.shape)}".encode() + sample.numpy().tobytes())
     return digest.hexdigest()
-
-
-def tokenizer_hash(tokenizer: Any) -> str:
-    """Computes the hex SHA-256 of everything in a fast tokenizer that token ids depend on."""
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Settings of use: tokenizers that give the same ids may differ in them.
-    for setting in ("padding", "truncation", "version"):
-        state.pop(setting, None)
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _vocab_size(model: Any, tokenizer: Any) -> int:

@@ -29,13 +29,13 @@ from outrider.models.residency import Residency
 from outrider.models.sampling import Logits, Sampler
 from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, stopwatch_for
+from outrider.rounds.timings import Activity, EngineTimings
 from outrider.verifier.flight import Batch, Flight, begin_logprobs, begin_next_tokens, tell_of_prompts
 from outrider.verifier.listener import GenerationListener, NoRoom, PeerRequests, Reading
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.round import Forward
 from outrider.verifier.scheduler import Scheduler
 from outrider.verifier.session import Phase, VerifySession
-from outrider.verifier.timings import Activity, EngineTimings
 
 log = structlog.get_logger(__name__)
 

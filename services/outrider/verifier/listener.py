@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from outrider.core.session import Verdict
 from outrider.core.speculation import Steering
 from outrider.core.statistics import Statistics
-from outrider.verifier.retrieval import Question
+from outrider.rounds.retrieval import Question
 
 
 class PeerRequests(NamedTuple):

@@ -14,11 +14,11 @@ from outrider.core.statistics import RoundTime
 from outrider.core.tree import Node, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
-from outrider.verifier.drafter_link import DrafterLink, Link
+from outrider.rounds.drafter_link import DrafterLink, Link
+from outrider.rounds.retrieval import SessionRetrieval
+from outrider.rounds.selection import is_worth_verifying, next_chain, next_nodes
+from outrider.rounds.timings import EngineTimings
 from outrider.verifier.reports import SessionReports
-from outrider.verifier.retrieval import SessionRetrieval
-from outrider.verifier.selection import is_worth_verifying, next_chain, next_nodes
-from outrider.verifier.timings import EngineTimings
 
 DRAFTED = (Source.DRAFT, Source.GRAMMAR)
 """Sources of nodes that end the wait of a method that drafts first."""

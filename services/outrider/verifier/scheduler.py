@@ -13,9 +13,9 @@ from outrider.models.kv_cache import KVCache
 from outrider.models.packing import Segment, placeholder
 from outrider.models.prefill import PrefillTurns
 from outrider.models.residency import Residency
+from outrider.rounds.timings import EngineTimings
 from outrider.verifier.flight import Batch, Flight, Isolated, round_of
 from outrider.verifier.session import Phase, VerifySession
-from outrider.verifier.timings import EngineTimings
 
 _Rows = tuple[VerifySession, Segment, Round | None]
 

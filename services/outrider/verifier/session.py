@@ -16,15 +16,15 @@ from outrider.core.statistics import Absence, Peer, RoundTime
 from outrider.core.tree import Draft, TokenId
 from outrider.models.runner import KVCache
 from outrider.models.text import TextCodec
-from outrider.verifier.drafter_link import DrafterLink, Link
+from outrider.rounds.drafter_link import DrafterLink, Link
+from outrider.rounds.retrieval import Question, SessionRetrieval
+from outrider.rounds.strategy_choice import StrategyChoice
+from outrider.rounds.timings import EngineTimings
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.reports import SessionReports
-from outrider.verifier.retrieval import Question, SessionRetrieval
 from outrider.verifier.round import Forward, Parts, Round
 from outrider.verifier.stop_text import StopText
-from outrider.verifier.strategy_choice import StrategyChoice
-from outrider.verifier.timings import EngineTimings
 
 
 class Phase(Enum):

@@ -17,8 +17,8 @@ from outrider.core.retrieval.sides import target_plan
 from outrider.core.session import Session, SessionSpec
 from outrider.core.speculation import Method, SpeculationParams
 from outrider.core.tree import Node
-from outrider.verifier.retrieval import MAX_PAUSE, Question, SessionRetrieval
-from outrider.verifier.timings import EngineTimings
+from outrider.rounds.retrieval import MAX_PAUSE, Question, SessionRetrieval
+from outrider.rounds.timings import EngineTimings
 
 GAMMA = 4
 PROMPT = (1, 2, 3)

@@ -26,7 +26,7 @@ from outrider.core.session import Session
 from outrider.core.speculation import Steering, Waiting
 from outrider.core.statistics import Absence, DraftTime, Peer, RunningMean
 from outrider.core.tree import Draft, Node, StreamNodes
-from outrider.verifier.timings import EngineTimings
+from outrider.rounds.timings import EngineTimings
 
 NEAR_PART = 4
 """The drafter is told a new number of nodes when the old one is off by more than one part in this many."""

@@ -13,8 +13,8 @@ from outrider.core.session import Session
 from outrider.core.speculation import Fallback
 from outrider.core.structure import StructureBroken, StructuredText
 from outrider.core.tree import Node
-from outrider.verifier.retrieval import SessionRetrieval
-from outrider.verifier.timings import Activity, EngineTimings
+from outrider.rounds.retrieval import SessionRetrieval
+from outrider.rounds.timings import Activity, EngineTimings
 
 MIN_OPEN_PROBABILITY = 0.25
 """Least probability at which the rest of a path that breaks off in the mirror may be waited for."""

@@ -10,8 +10,8 @@ from outrider.core.methods import METHODS, OFF, PEARL
 from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec
 from outrider.core.speculation import SpeculationParams
-from outrider.verifier.strategy_choice import StrategyChoice
-from outrider.verifier.timings import Activity, EngineTimings
+from outrider.rounds.strategy_choice import StrategyChoice
+from outrider.rounds.timings import Activity, EngineTimings
 
 AUTO = SpeculationParams(METHODS["auto"], retrieval=True)
 FIRST = strategies_of(AUTO)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.core.costs import ForwardTimes
-from outrider.verifier.timings import FIRST_OVERHEAD_MS, Activity, EngineTimings
+from outrider.rounds.timings import FIRST_OVERHEAD_MS, Activity, EngineTimings
 
 
 def timings_of(num_sessions: int) -> EngineTimings:

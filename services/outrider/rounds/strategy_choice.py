@@ -6,7 +6,7 @@ from outrider.core.auto.controller import Controller
 from outrider.core.auto.group import Leader, Share
 from outrider.core.auto.strategies import Decision, Strategy, strategies_of
 from outrider.core.session import SessionSpec
-from outrider.verifier.timings import EngineTimings
+from outrider.rounds.timings import EngineTimings
 
 
 class StrategyChoice:

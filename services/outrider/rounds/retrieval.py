@@ -23,7 +23,7 @@ from outrider.core.session import Session, Verdict
 from outrider.core.speculation import Waiting
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Node, TokenId
-from outrider.verifier.timings import EngineTimings
+from outrider.rounds.timings import EngineTimings
 
 Question = tuple[TokenId, ...]
 """Tokens after the committed ones. The datastore is asked what follows them."""

@@ -27,6 +27,8 @@ class GatewayMetrics:
         """Requests whose client left before its answer was complete."""
         self.num_streams = 0
         """Current streams."""
+        self.num_waiting = 0
+        """Requests that no verifier has taken yet."""
         self.num_running = 0
         """Requests that generate now, including streams."""
 
@@ -36,6 +38,15 @@ class GatewayMetrics:
         key = (route, str(status))
         self._requests[key] = self._requests.get(key, 0) + 1
         self._first_bytes.add(first_byte_s)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts a request that waits for a verifier while the body runs."""
+        self.num_waiting += 1
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -95,6 +106,7 @@ class GatewayMetrics:
         )  # fmt: skip
         # In the form that clients of vLLM read.
         yield gauge("vllm:num_requests_running", "Requests that generate now.", self.num_running)
+        yield gauge("vllm:num_requests_waiting", "Requests that wait for their turn now.", self.num_waiting)
         yield counter("vllm:spec_decode_num_drafts_total", "Rounds that verified drafted tokens.", self._num_drafts)
         yield counter("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens verified.", self._num_drafted)
         yield counter("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens kept.", self._num_accepted)

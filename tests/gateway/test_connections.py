@@ -309,6 +309,19 @@ async def test_counts_are_those_of_what_was_answered(gateway: RunningGateway) ->
     assert "vllm:spec_decode_num_drafts_total" in text
 
 
+async def test_a_request_waits_until_a_verifier_takes_it(verifier: FakeVerifier, gateway: RunningGateway) -> None:
+    def counts() -> tuple[int, int]:
+        return gateway.gateway.metrics.num_waiting, gateway.gateway.metrics.num_running
+
+    verifier.script = silent(verifier)
+    _, writer = await asked(gateway, {})
+    await until(lambda: counts() == (1, 0))
+    text = (await gateway.http.get("/metrics")).text
+    assert "vllm:num_requests_waiting 1.0" in text
+    writer.close()
+    await until(lambda: counts() == (0, 0))
+
+
 async def test_a_page_of_an_allowed_origin_may_call(verifier: FakeVerifier) -> None:
     async with running_gateway(verifier.address, allow_origin="https://a.example") as gateway:
         for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):

@@ -41,6 +41,27 @@ async def generate(client: Client, method: str, *, max_tokens: int = 48) -> Resu
     )
 
 
+async def test_a_scheduler_reads_the_load_under_the_names_of_vllm(client: Client, verifier: RunningVerifier) -> None:
+    def load() -> dict[str, float]:
+        values = values_of(verifier.servicer.metrics())
+        return {
+            name.removeprefix("vllm:"): number
+            for name in values
+            if name.startswith("vllm:")
+            for number in values[name].values()
+        }
+
+    assert load() == {"num_requests_running": 0, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+    generation = client.generate(PROMPT, max_tokens=64, ignore_eos=True, method="off")
+    async with generation:
+        await anext(generation)
+        running = load()
+    assert (running["num_requests_running"], running["num_requests_waiting"]) == (1, 0)
+    assert 0 < running["kv_cache_usage_perc"] < 1
+    assert await verifier.is_idle()
+    assert load()["num_requests_running"] == 0
+
+
 async def test_counters_say_what_the_summaries_say(client: Client, verifier: RunningVerifier) -> None:
     methods = ("off", "speculative", "pearl", "best-first", "speculative")
     results = [await generate(client, method) for method in methods]

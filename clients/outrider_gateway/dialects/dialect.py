@@ -45,7 +45,8 @@ class Dialect(Generic[P]):
         client, receive, metrics = exchange.client(), exchange.receive, exchange.metrics
         async with Outputs(client, ask, exchange.heavy) as outputs:
             try:
-                made = await unless_gone(receive, self._begin(exchange, given, ask, outputs))
+                with metrics.waiting():
+                    made = await unless_gone(receive, self._begin(exchange, given, ask, outputs))
                 headers = {REQUEST_ID: outputs.session_id, **leniency.header(exchange.left_aside)}
                 if ask.stream is not None:
                     stream = EventStream(receive, exchange.send, exchange.settings.stall_timeout_s, made.ping)

@@ -1,6 +1,7 @@
 """The counts of a verifier, and their names in Prometheus.
 
-`outrider_spec_decode_*` mean what vLLM's metrics of these names mean; a draft is what a round verifies.
+`outrider_spec_decode_*` mean what vLLM's metrics of these names mean; a draft is what a round verifies. What schedulers
+read of a replica has vLLM's names, too.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.core.blocks import PoolState
 from outrider.core.methods import METHODS
 from outrider.core.params import Source
 from outrider.core.session import SessionSpec, Verdict
@@ -15,7 +17,7 @@ from outrider.core.speculation import Method
 from outrider.core.statistics import COUNTS, Counts, Histogram, RoundTime, Statistics, Traffic
 from outrider.peers.channel import PeerState, read_peers
 from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
-from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, counters
+from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, counters, gauges
 from outrider.verifier.round import EmptyRoundReason
 
 SHARE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -164,6 +166,23 @@ def read_sessions(calls: GenerationCalls, counts: SessionCounts, peers: list[Pee
         counts.acceptance_rates,
     )
     yield from read_peers(peers, {"caller": counts.caller_traffic})
+
+
+def read_load(calls: GenerationCalls, pool: PoolState, model_id: str) -> Metrics:
+    """Yields what the endpoint picker of the Gateway API's inference extension, and dashboards of vLLM, read of a
+    replica: names and label are vLLM's."""
+    num_blocks = sum(pool.num_blocks.values())
+    numbers = {
+        "vllm:num_requests_running": ("Requests that generate now.", calls.num_running),
+        "vllm:num_requests_waiting": ("Requests that wait for their turn now.", calls.num_waiting),
+        # Cached prefixes that nobody holds make room at once.
+        "vllm:kv_cache_usage_perc": (
+            "Share of the blocks of keys and values that sessions hold, 0 to 1.",
+            pool.num_blocks["held"] / num_blocks if num_blocks else 0.0,
+        ),
+    }
+    for name, (description, value) in numbers.items():
+        yield gauges(name, description, "model_name", {model_id: value})
 
 
 def read_rounds(counts: RoundCounts, max_chain_len: int) -> Metrics:

@@ -44,7 +44,7 @@ from outrider.verifier.collaborate import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation
 from outrider.verifier.listener import NoRoom, Reading
-from outrider.verifier.metrics import SessionCounts, read_rounds, read_sessions
+from outrider.verifier.metrics import SessionCounts, read_load, read_rounds, read_sessions
 from outrider.verifier.observer import SessionObserver
 from outrider.verifier.responses import Event, Responses, in_field, is_of_text, of_news
 from outrider.version import __version__
@@ -144,7 +144,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             if serving.speculators is not None:
                 yield from serving.speculators.metrics()
             yield from read_rounds(serving.engine.counts, serving.limits.speculation.max_num_speculative_tokens)
-            yield from read_pool(serving.engine.residency.state())
+            pool = serving.engine.residency.state()
+            yield from read_pool(pool)
+            yield from read_load(self.calls, pool, serving.model.model_id)
 
     # Generations.
 

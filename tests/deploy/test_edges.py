@@ -6,6 +6,7 @@ import pytest
 
 from tests.deploy.edges import ANYWHERE, CLIENT, OUTSIDE, Edge, edges, pods
 from tests.support.manifests import (
+    POOLED,
     SERVICES,
     Object,
     Variant,
@@ -60,6 +61,8 @@ def _edges_to_outside(names: set[str], overlay: str) -> set[Edge]:
 def test_the_edges_are_those_of_the_design(variant: Variant) -> None:
     objects = rendered(variant)
     expected = expected_edges({each.name for each in pods(objects)}, variant.overlay)
+    if POOLED in variant.components:
+        expected.add(("client", "target-verifier", 8000))
     found = edges(objects)
     assert (found - expected, expected - found) == (set(), set())
 

@@ -90,13 +90,34 @@ def complaints_of_ports(objects: list[Object]) -> list[str]:
         name, container = each["metadata"]["name"], main_container(each)
         is_http = name == GATEWAY
         expected = HTTP_PORTS if is_http else {"grpc": GRPC_PORTS[name], "health": 8080, "metrics": 9464}
-        if ports_of(each) != expected:
+        beside = {"http": 8000} if name == "target-verifier" and of_kind(objects, "InferencePool") else {}
+        if ports_of(each) != expected | beside:
             complaints.append(f"{title(each)}: ports {ports_of(each)}, not {expected}")
         values = environment_of(container, objects)
         for setting, port in (HTTP_LISTENING if is_http else LISTENING).items():
             address = values.get(f"OUTRIDER_{SERVICES[name].upper()}_{setting}") or ""
             if not address.endswith(f":{expected[port]}"):
                 complaints.append(f"{title(each)}: {setting} is {address!r}, port {port} is {expected[port]}")
+    return complaints
+
+
+def complaints_of_pools(objects: list[Object]) -> list[str]:
+    """InferencePools without pods or with ports that their pods lack; routes to a pool that is not there."""
+    complaints = []
+    pools = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "InferencePool")}
+    for name, spec in pools.items():
+        chosen = selected(spec["selector"], objects)
+        complaints += [] if chosen else [f"InferencePool/{name} selects nothing"]
+        complaints += [
+            f"InferencePool/{name}: {title(each)} has no port {port['number']}"
+            for each in chosen
+            for port in spec["targetPorts"]
+            if port["number"] not in ports_of(each).values()
+        ]
+    for route in of_kind(objects, "HTTPRoute"):
+        backends = [each for rule in route["spec"]["rules"] for each in rule["backendRefs"]]
+        wanted = {each["name"] for each in backends if each.get("kind") == "InferencePool"}
+        complaints += [f"{title(route)}: no InferencePool/{name}" for name in wanted - pools.keys()]
     return complaints
 
 
@@ -166,6 +187,7 @@ def complaints_of_references(objects: list[Object]) -> list[str]:
 CHECKS: list[Callable[[list[Object]], list[str]]] = [
     complaints_of_services,
     complaints_of_ports,
+    complaints_of_pools,
     complaints_of_selectors,
     complaints_of_references,
 ]

@@ -36,6 +36,10 @@ IN_PROCESS = "in-process"
 """The component that runs both models in one process, and removes the speculator."""
 
 
+POOLED = "inference-pool"
+"""The component that gives each verifier's pod a gateway of its own."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """An overlay, and components on top of it that it does not have."""

@@ -40,7 +40,14 @@ OURS = pytest.mark.parametrize("name", SETTINGS)
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
     """The file, with its anchors resolved. Anything outside the Compose Specification is an error."""
-    parsed = PyOptions(apply_merge=True).from_yaml(COMPOSE.read_text(encoding="utf-8"))
+    return read(COMPOSE)
+
+
+def read(path: Path, **variables: str) -> dict[str, Any]:
+    """A file as compose reads it with these variables, where ${NAME:-default} stands for one."""
+    text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: variables.get(found[1]) or found[2], path.read_text("utf-8"))
+    assert "${" not in text
+    parsed = PyOptions(apply_merge=True).from_yaml(text)
     parsed.validate()
     return parsed.to_dict()
 
@@ -50,7 +57,7 @@ def settings_of(compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPa
     for variable in [variable for variable in os.environ if variable.startswith("OUTRIDER_")]:
         monkeypatch.delenv(variable)
     for variable, value in compose["services"][name]["environment"].items():
-        monkeypatch.setenv(variable, value)
+        monkeypatch.setenv(variable, value or "")
     return parse_settings(SETTINGS[name], [])
 
 
@@ -66,7 +73,7 @@ def test_every_variable_is_a_setting_and_its_value_is_accepted(
     compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = SETTINGS[name].model_config["env_prefix"]
-    for variable in compose["services"][name]["environment"]:
+    for variable in compose["services"][name]["environment"].keys() - {"HF_HOME", "HF_TOKEN"}:
         assert variable.startswith(prefix)
         assert variable.removeprefix(prefix).lower() in SETTINGS[name].model_fields, variable
     settings_of(compose, name, monkeypatch)
@@ -122,12 +129,12 @@ def test_two_ports_are_published_and_to_this_machine_only(compose: dict[str, Any
     assert published == {"target-verifier": ["127.0.0.1:50051:50051"], "gateway": ["127.0.0.1:8000:8000"]}
     assert compose["networks"]["inner"]["internal"] is True
     outside = {name for name, service in compose["services"].items() if set(service["networks"]) != {"inner"}}
-    assert outside == {"target-verifier", "gateway"}
+    assert outside == {"target-verifier", "gateway", "draft-speculator"}, "models may have to be fetched"
 
 
 def test_there_may_be_several_speculators(compose: dict[str, Any]) -> None:
     # With one of these there can be one container only.
-    assert not compose["services"]["draft-speculator"].keys() & {"container_name", "hostname", "ports", "volumes"}
+    assert not compose["services"]["draft-speculator"].keys() & {"container_name", "hostname", "ports"}
 
 
 def test_verifier_and_gateway_wait_for_nobody(compose: dict[str, Any]) -> None:
@@ -166,6 +173,23 @@ def test_only_who_runs_a_demo_model_has_the_demo_pair(
     assert model.startswith("demo/") == (args.get("WITH_DEMO") == "1")
 
 
+def test_models_are_named_by_variables_and_kept_in_a_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = {"OUTRIDER_TARGET": "Qwen/Qwen3-8B", "OUTRIDER_DRAFT": "Qwen/Qwen3-0.6B", "OUTRIDER_MEMORY": "32g"}
+    below = read(COMPOSE, HF_TOKEN="hf_mine", **mine)
+    above = read(COMPOSE.parent / "compose.gpu.yaml", **mine)
+    both = merged(below, above)
+    assert settings_of(below, "target-verifier", monkeypatch).model == "Qwen/Qwen3-8B"
+    assert settings_of(below, "draft-speculator", monkeypatch).model == "Qwen/Qwen3-0.6B"
+    assert settings_of(both, "target-verifier", monkeypatch).draft_model == "Qwen/Qwen3-0.6B"
+    for name in ("target-verifier", "draft-speculator"):
+        service = below["services"][name]
+        assert service["mem_limit"] == both["services"]["target-verifier"]["mem_limit"] == "32gb"
+        assert service["environment"]["HF_TOKEN"] == "hf_mine"
+        (volume,) = service["volumes"]
+        assert volume == f"models:{service['environment']['HF_HOME']}"
+        assert volume.partition(":")[0] in below["volumes"]
+
+
 @pytest.mark.slow
 def test_redis_understands_its_command(compose: dict[str, Any], tmp_path: Path) -> None:
     program, *arguments = compose["services"]["redis"]["command"]
@@ -200,9 +224,7 @@ def merged(below: Any, above: Any) -> Any:
 @pytest.fixture(scope="module")
 def on_a_gpu(compose: dict[str, Any]) -> dict[str, Any]:
     """Both files merged."""
-    parsed = PyOptions().from_yaml((COMPOSE.parent / "compose.gpu.yaml").read_text(encoding="utf-8"))
-    parsed.validate()
-    both: dict[str, Any] = merged(compose, parsed.to_dict())
+    both: dict[str, Any] = merged(compose, read(COMPOSE.parent / "compose.gpu.yaml"))
     return both
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 MODELS = ("target-verifier", "draft-speculator")
 ON_GPUS = [each for each in variants() if each.overlay in ("gpu", "external-redis")]
 WITH_BOTH = [each for each in ON_GPUS if IN_PROCESS not in each.components]
-WITH_GPU = [*ON_GPUS, Variant("cloud")]
+WITH_GPU = [*ON_GPUS, Variant("one-gpu"), Variant("cloud")]
 
 
 def required_terms(pod: Object) -> list[Object]:

@@ -32,6 +32,7 @@ ELSEWHERE = {"README.md", "Dockerfile", "requirements.py", "compose.yaml", "comp
 WORKLOADS = {
     "cpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis", "gateway"},
     "gpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis", "gateway"},
+    "one-gpu": {"target-verifier", "retrieval-datastore", "redis", "gateway"},
     "external-redis": {"target-verifier", "draft-speculator", "retrieval-datastore", "gateway"},
     "cloud": {"target-verifier", "retrieval-datastore", "redis"},
     "edge": {"edge-speculator"},

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from outrider.server.malformed import MalformedRequests
 from outrider.v1 import types_pb2
 from outrider.wire.errors import InvalidArgument, rpc_errors
+from tests.support.waiting import until
 
 GOOD = types_pb2.Commit(base_len=3, token_ids=[1, 2]).SerializeToString()
 BAD = GOOD[:-1]
@@ -95,8 +96,19 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 async def answers(channel: grpc.aio.Channel, method: str, kind: str, *messages: bytes) -> tuple[list[bytes], Any, str]:
     """The answers, and the status of the call."""
     request_kind, response_kind = kind.split("_")
-    call: Any = getattr(channel, kind)(method)(iter(messages) if request_kind == "stream" else messages[0])
     found: list[bytes] = []
+
+    async def requests() -> AsyncIterator[bytes]:
+        for message in messages:
+            if message == BAD and response_kind == "stream":
+                # When a call fails, gRPC may drop answers that its caller has not read, and hide the status from one
+                # that writes on.
+                await until(lambda: len(found) == messages.index(BAD))
+                yield message
+                return
+            yield message
+
+    call: Any = getattr(channel, kind)(method)(requests() if request_kind == "stream" else messages[0])
     with suppress(grpc.aio.AioRpcError):
         if response_kind == "stream":
             async for response in call:

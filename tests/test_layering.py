@@ -1,7 +1,8 @@
 """Which packages may import which. Reads the imports of every file, including lazy ones and those for types.
 
 core  <-  models  <-  {verifier, speculator}
-core  <-  rounds  <-  verifier
+core  <-  rounds  <-  {verifier, vllm}
+core, rounds, peers  <-  vllm: the proposer in vLLM, without a model of ours
 core, telemetry  <-  wire  <-  security  <-  {peers, server}  <-  {verifier, speculator, datastore}  <-  nobody
 speculator  <-  edge: an edge is a speculator that dials the verifier instead of being dialled
 speculator  <-  two files of the verifier, for a draft model in its own process
@@ -50,6 +51,7 @@ OWN_IMPORTS = {
     "speculator": AROUND_GRPC | {"models", "speculator"},
     "datastore": (AROUND_GRPC - {"peers"}) | {"datastore"},
     "edge": AROUND_GRPC | {"models", "speculator", "edge"},
+    "vllm": (AROUND_GRPC - {"server"}) | {"rounds", "vllm"},
     "v1": {"v1"},
 }
 """Package below `outrider` -> packages below `outrider` that it may import. `version` is free for all."""
@@ -78,6 +80,7 @@ HOMES = {
         "services/outrider/server/export.py",
     ),
     "typer": ("clients/outrider_cli/", "clients/outrider_bench/", "clients/outrider_draft/"),
+    "vllm": ("services/outrider/vllm/proposer.py",),
     "gguf": ("services/outrider/models/", "clients/outrider_bench/workers/"),
 }
 """Third-party package -> the only places that may import it."""

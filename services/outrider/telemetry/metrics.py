@@ -112,10 +112,17 @@ def exposition(read: Read) -> bytes:
     return generate_latest(_registry(read))
 
 
+_guests: list[Collector] = []
+"""What `register` has added: at most one."""
+
+
 def register(read: Read) -> None:
-    """Adds the metrics that `read` returns to those of the process that this one is a guest of: to the registry of
-    prometheus_client, which is global."""
-    REGISTRY.register(_Collector(read))
+    """Adds the metrics that `read` returns to those of the process that this code is a guest of: to the registry of
+    prometheus_client, which is global. They replace those that were added before."""
+    while _guests:
+        REGISTRY.unregister(_guests.pop())
+    _guests.append(_Collector(read))
+    REGISTRY.register(_guests[-1])
 
 
 def _registry(read: Read) -> CollectorRegistry:

@@ -260,6 +260,8 @@ class DraftedRow:
         """Returns what follows the text now."""
         generation = self._generation
         nodes = next_nodes(generation, self._retrieval, self.choice.strategy, self._timings)
+        # A tail after a whole chain has no room in vLLM.
+        del nodes[max(0, generation.max_chain_len) :]
         return Chain(
             len(generation.committed),
             tuple(nodes),

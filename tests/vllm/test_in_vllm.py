@@ -85,9 +85,7 @@ def own_texts(python: str) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("method", "max_num_seqs"), [("best-first", 1), ("best-first", 8), ("auto", 8), ("double", 8)]
-)
+@pytest.mark.parametrize(("method", "max_num_seqs"), [("best-first", 1), ("best-first", 8), ("auto", 8), ("double", 8)])
 def test_the_text_is_vllms_own_while_peers_draft_and_die(
     method: str, max_num_seqs: int, python: str, own_texts: dict[int, list[list[int]]], tmp_path: Path
 ) -> None:

@@ -122,6 +122,11 @@ class DraftClient:
         return self._chains.get(number)
 
     @property
+    def may_draft(self) -> bool:
+        """True if there may be drafts at all: peers are there, or texts are looked up in process."""
+        return self._speculation.retrieves or self._peers.are_there
+
+    @property
     def is_up_to_date(self) -> bool:
         """True if the chains are those after the latest step."""
         return self._num_taken == self._num_handed_over

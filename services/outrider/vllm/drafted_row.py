@@ -30,6 +30,13 @@ class Peers(NamedTuple):
     speculators: SpeculatorFleet | None
     datastore: DatastorePeer | None
 
+    @property
+    def are_there(self) -> bool:
+        """True if any of them has answered when it was last needed. May be read in any thread."""
+        speculators = [] if self.speculators is None else self.speculators.peers
+        is_there = any(speculator.state.is_connected for speculator in speculators)
+        return is_there or (self.datastore is not None and self.datastore.state.is_connected)
+
     def tiers(self, spec: SessionSpec) -> TierSource | None:
         """Returns copies of the tiers in which a session looks; None means that it does not ask the datastore."""
         plan = target_plan(spec.speculation)

@@ -104,6 +104,8 @@ class Drafting:
 
     def _await(self, sightings: Sequence[Sighting], began_at: float) -> list[Chain]:
         """Returns a chain for each of them, possibly empty, as soon as enough have one."""
+        if not self._client.may_draft:
+            return [Chain(each.length) for each in sightings]
         last = began_at + self._max_patience_s
         # Until the loop has taken the step in, all chains follow older texts.
         while not self._client.is_up_to_date and self._client.wait(last):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +65,7 @@ class Proposer:
         num_tokens = vllm_config.speculative_config.num_speculative_tokens
         self._drafting = Drafting(settings, _target(vllm_config.model_config), num_tokens)
         # vLLM tells a proposer nothing at its end.
-        atexit.register(_close, weakref.ref(self._drafting))
+        atexit.register(self.close)
         register(self._metrics)
         if settings.metrics_listen:
             self._metrics_server = MetricsServer(settings.metrics_listen, self._metrics)
@@ -103,21 +102,18 @@ class Proposer:
         return [[] for _ in sampled_token_ids]
 
     def close(self) -> None:
-        """Ends all sessions."""
+        """Ends all sessions. Idempotent."""
+        atexit.unregister(self.close)
         if self._drafting is not None:
             self._drafting.close()
         if self._metrics_server is not None:
             self._metrics_server.close()
+            self._metrics_server = None
 
     def _metrics(self) -> Metrics:
         yield counter("outrider_vllm_failed_steps_total", "Steps without drafts for an error.", self._num_failures)
         if self._drafting is not None:
             yield from self._drafting.metrics()
-
-
-def _close(drafting: weakref.ref[Drafting]) -> None:
-    if (alive := drafting()) is not None:
-        alive.close()
 
 
 def _check(vllm_config: Any, settings: ProposerSettings) -> None:

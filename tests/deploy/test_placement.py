@@ -16,6 +16,7 @@ from tests.support.manifests import (
     labels_of,
     main_container,
     named,
+    num_gpus,
     of_kind,
     pod_of,
     rendered,
@@ -98,9 +99,9 @@ def complaints_of_gpus(objects: list[Object], name: str) -> list[str]:
     complaints = []
     deployment = named(objects, "Deployment", name)
     pod, resources = pod_of(deployment)["spec"], main_container(deployment)["resources"]
-    num_gpus, claims = resources.get("limits", {}).get("nvidia.com/gpu"), resources.get("claims", [])
-    if bool(num_gpus) == bool(claims):
-        complaints.append(f"{name}: GPUs by limit {num_gpus}, by claim {claims}")
+    claims = resources.get("claims", [])
+    if num_gpus(resources) + len(claims) != 1:
+        complaints.append(f"{name}: GPUs by limit {num_gpus(resources)}, by claim {claims}")
     if {each["name"] for each in claims} != {each["name"] for each in pod.get("resourceClaims", [])}:
         complaints.append(f"{name}: the container's claims are not the pod's")
     templates = {each["metadata"]["name"] for each in of_kind(objects, "ResourceClaimTemplate")}

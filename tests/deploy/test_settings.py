@@ -18,6 +18,7 @@ from tests.support.manifests import (
     gpu_with,
     main_container,
     named,
+    num_gpus,
     rendered,
     services_of_ours,
     title,
@@ -57,7 +58,7 @@ def complaints_of_devices(objects: list[Object]) -> list[str]:
             main_container(each).get("resources", {}),
             getattr(settings_of(each, objects), "device", "cpu"),
         )
-        has = "nvidia.com/gpu" in resources.get("limits", {}) or bool(resources.get("claims"))
+        has = bool(resources.get("claims")) or num_gpus(resources) > 0
         if has != device.startswith("cuda"):
             complaints.append(f"{title(each)}: device {device}, and the container has {'a' if has else 'no'} GPU")
     return complaints

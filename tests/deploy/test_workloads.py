@@ -211,3 +211,11 @@ def test_an_autoscaled_workload_says_no_number_of_replicas_of_its_own() -> None:
     assert scaled
     for name in scaled:
         assert "replicas" not in named(objects, "Deployment", name)["spec"], name
+
+
+def test_a_job_of_another_model_needs_no_step_by_hand(objects: list[Object]) -> None:
+    for job in of_kind(objects, "Job"):
+        assert job["spec"]["ttlSecondsAfterFinished"] == 600, title(job)
+        told = job["metadata"]["annotations"]
+        assert told["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
+        assert told["kustomize.toolkit.fluxcd.io/force"] == "enabled"

@@ -36,6 +36,8 @@ IN_PROCESS = "in-process"
 """The component that runs both models in one process, and removes the speculator."""
 
 
+OTHER_GPUS = ("amd", "mig")
+"""Components that name another resource than whole GPUs of NVIDIA, each instead of `dra`."""
 POOLED = "inference-pool"
 """The component that gives each verifier's pod a gateway of its own."""
 
@@ -65,8 +67,8 @@ def variants() -> Iterator[Variant]:
     """Every overlay; every component alone on top of `gpu`; all of them together, and with one process for both models.
     The demo is no part of `gpu`."""
     yield from map(Variant, overlays())
-    everything = gpu_with(*(name for name in components() if name not in ("demo", IN_PROCESS)))
-    yield from (Variant("gpu", (name,)) for name in (*everything.components, IN_PROCESS))
+    everything = gpu_with(*(name for name in components() if name not in ("demo", IN_PROCESS, *OTHER_GPUS)))
+    yield from (Variant("gpu", (name,)) for name in (*everything.components, IN_PROCESS, *OTHER_GPUS))
     yield everything
     # After the others, as the component itself requires.
     yield Variant("gpu", (*everything.components, IN_PROCESS))
@@ -216,6 +218,11 @@ def main_container(workload: Object) -> Object:
     found: Object
     (found,) = (each for each in pod_of(workload)["spec"]["containers"] if each["name"] == wanted)
     return found
+
+
+def num_gpus(resources: Object) -> int:
+    """The GPUs, or slices of one, that a container's limits name."""
+    return sum(n for name, n in resources.get("limits", {}).items() if name.startswith(("nvidia.com/", "amd.com/")))
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:

@@ -232,6 +232,8 @@ class DraftClient:
         row = self._rows.get(sighting.number)
         if row is None and not sighting.base_len:
             self._rows[sighting.number] = row = self._begin(sighting)
+        elif row is not None and row.length != sighting.base_len:
+            raise ValueError(f"a session of {row.length} tokens is said to have had {sighting.base_len}")
         elif row is not None and sighting.token_ids:
             for verdict in row.commit(sighting.token_ids, commit.nodes, step_ms):
                 self._on_verdict(verdict)

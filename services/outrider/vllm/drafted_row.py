@@ -114,6 +114,11 @@ class DraftedRow:
         """The session."""
         return self._generation.spec
 
+    @property
+    def length(self) -> int:
+        """Tokens of its text."""
+        return len(self._generation.committed)
+
     def close(self) -> None:
         """Ends the session on all servers."""
         if self._speculation is not None:

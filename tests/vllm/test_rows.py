@@ -146,3 +146,12 @@ def test_a_session_ends_when_its_row_stays_away() -> None:
         text.append(5)
         _, ended = seen(tracker, text)
     assert ended == [gone.number]
+
+
+def test_no_number_is_given_twice() -> None:
+    tracker = RowTracker()
+    (before,), _ = seen(tracker, [1, 2, 3])
+    assert tracker.clear() == [before.number]
+    (after,), _ = seen(tracker, [1, 2, 3, 4])
+    assert after.base_len == 0
+    assert after.number != before.number

@@ -58,13 +58,12 @@ class Drafting:
         """Takes in what a step has drawn, and returns what the next one should verify. The arguments are those of
         `RowTracker.observe`."""
         began_at = self._clock()
-        if self._ended_at and began_at - self._ended_at > IDLE_S:
-            self._rows, self._given = RowTracker(), {}
+        forgotten = self._rows.clear() if began_at - self._ended_at > IDLE_S else []
         sightings, ended = self._rows.observe(sampled, lengths, token_ids)
         step_ms = self._step_ms(sightings, sampled, began_at)
         self._learn(sightings)
         commits = [Commit(each, self._nodes_of(each)) for each in sightings]
-        self._client.hand_over(Step(commits, ended, step_ms, self._budget.steps.forward_times))
+        self._client.hand_over(Step(commits, forgotten + ended, step_ms, self._budget.steps.forward_times))
         wanting = {row: each for row, each in enumerate(sightings) if sampled[row]}
         chains = self._await(list(wanting.values()), began_at)
         drafts: list[list[TokenId]] = [[] for _ in sightings]

@@ -101,6 +101,11 @@ class RowTracker:
         sightings = [self._sight(row, text, found.get(row)) for row, text in enumerate(texts)]
         return sightings, list(self._forget())
 
+    def clear(self) -> list[int]:
+        """Forgets all sessions. Returns their numbers."""
+        ended, self._known = [known.number for known in self._known], []
+        return ended
+
     def _look_up(self, sampled: Sequence[Sequence[TokenId]], texts: Sequence[Tokens], found: dict[int, _Known]) -> None:
         """Finds the sessions of rows that have moved."""
         taken = {id(known) for known in found.values()}

@@ -97,7 +97,8 @@ class DraftClient:
         self.num_failures = 0
         """Sessions, and whole threads, that were given up for an error here."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._stop = asyncio.Event()
+        self._is_closed = False
         self._rows: dict[int, DraftedRow] = {}
         self._changed: dict[int, DraftedRow] = {}
         self._peers = Peers(None, None)
@@ -143,9 +144,9 @@ class DraftClient:
 
     def close(self) -> None:
         """Ends all sessions and the thread. Idempotent."""
-        loop, stop = self._loop, self._stop
-        if loop is not None and stop is not None and self._thread.is_alive():
-            loop.call_soon_threadsafe(stop.set)
+        self._is_closed = True
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(CLOSE_S)
 
     def metrics(self) -> Metrics:
@@ -170,7 +171,6 @@ class DraftClient:
             log.exception("proposer.stopped", consequence="vLLM goes on without drafts")
 
     async def _serve(self) -> None:
-        self._stop = asyncio.Event()
         settings, model = self._settings, self._model
         speculators, datastore = None, None
         if settings.speculator:
@@ -183,7 +183,10 @@ class DraftClient:
             datastore = DatastorePeer(settings.datastore, *tokens, settings.corpus, settings.tenant, self._security)
         self._peers = Peers(speculators, datastore)
         self._loop = asyncio.get_running_loop()
-        self._take()  # what was handed over before there was a loop
+        # What was said before there was a loop.
+        self._take()
+        if self._is_closed:
+            self._stop.set()
         try:
             while not self._stop.is_set():
                 try:

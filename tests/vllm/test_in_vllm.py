@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Timer
 from typing import Any
 
@@ -36,15 +37,17 @@ class VllmProcess:
     """A vLLM in a process of its own, which generates whenever it is told to."""
 
     def __init__(self, python: str, outrider: dict[str, Any] | None, max_num_seqs: int = 8) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "services")}
+        # Without the tests' own variable: the proposer refuses those of its prefix that it does not know.
+        inherited = {name: value for name, value in os.environ.items() if name != "OUTRIDER_VLLM_PYTHON"}
         arguments = {"model": str(demo_folder("demo/target")), "outrider": outrider, "max_num_seqs": max_num_seqs}
+        self._errors = TemporaryFile("w+")
         self._running = subprocess.Popen(
             [python, str(ROOT / "tests" / "vllm" / "guest.py"), json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
-            env=environment,
+            env={**inherited, "PYTHONPATH": str(ROOT / "services")},
         )
 
     def generate(self) -> dict[str, Any]:
@@ -58,11 +61,14 @@ class VllmProcess:
             if line.startswith("answer "):
                 answer: dict[str, Any] = json.loads(line.removeprefix("answer "))
                 return answer
-        raise AssertionError(f"vLLM ended with status {self._running.wait()}")
+        status = self._running.wait()
+        self._errors.seek(0)
+        raise AssertionError(f"vLLM ended with status {status}: {self._errors.read()[-2000:]}")
 
     def close(self) -> None:
         self._running.kill()
         self._running.communicate()
+        self._errors.close()
 
 
 @contextmanager

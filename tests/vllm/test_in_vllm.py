@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Timer
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -36,11 +36,11 @@ def python() -> str:
 class VllmProcess:
     """A vLLM in a process of its own, which generates whenever it is told to."""
 
-    def __init__(self, python: str, outrider: dict[str, Any] | None, max_num_seqs: int = 8) -> None:
+    def __init__(self, python: str, outrider: dict[str, Any] | None, max_num_seqs: int, errors: IO[str]) -> None:
         # Without the tests' own variable: the proposer refuses those of its prefix that it does not know.
         inherited = {name: value for name, value in os.environ.items() if name != "OUTRIDER_VLLM_PYTHON"}
         arguments = {"model": str(demo_folder("demo/target")), "outrider": outrider, "max_num_seqs": max_num_seqs}
-        self._errors = TemporaryFile("w+")
+        self._errors = errors
         self._running = subprocess.Popen(
             [python, str(ROOT / "tests" / "vllm" / "guest.py"), json.dumps(arguments)],
             stdin=subprocess.PIPE,
@@ -68,16 +68,16 @@ class VllmProcess:
     def close(self) -> None:
         self._running.kill()
         self._running.communicate()
-        self._errors.close()
 
 
 @contextmanager
 def running(python: str, outrider: dict[str, Any] | None, max_num_seqs: int = 8) -> Iterator[VllmProcess]:
-    vllm = VllmProcess(python, outrider, max_num_seqs)
-    try:
-        yield vllm
-    finally:
-        vllm.close()
+    with TemporaryFile("w+") as errors:
+        vllm = VllmProcess(python, outrider, max_num_seqs, errors)
+        try:
+            yield vllm
+        finally:
+            vllm.close()
 
 
 @pytest.fixture(scope="module")

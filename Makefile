@@ -53,7 +53,7 @@ test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, imag
 
 # Of its own: vLLM brings other versions of torch and transformers.
 test-vllm: $(VENV)/.dev $(VENV)-vllm/.vllm  ## Tests the proposer inside a real vLLM, on CPUs
-	OUTRIDER_VLLM_PYTHON=$(VENV)-vllm/bin/python $(BIN)/pytest tests/vllm $(ARGS)
+	OUTRIDER_PYTHON_OF_VLLM=$(VENV)-vllm/bin/python $(BIN)/pytest tests/vllm $(ARGS)
 
 test-browser: $(VENV)/.dev  ## Looks at the gateway's page in Chromium
 	$(BIN)/pytest tests/gateway/page tests/e2e/test_page.py $(ARGS)

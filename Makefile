@@ -14,7 +14,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy test-vllm test-browser coverage checkov check lint laws fmt proto lock demo-models clean
+.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy test-vllm test-browser coverage checkov chart check lint laws fmt proto lock demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,11 +85,19 @@ proto: $(VENV)/.dev  ## Generates services/outrider/v1 from protos/
 		--python_out=$(GENERATED) --pyi_out=$(GENERATED) \
 		--grpc_python_out=$(GENERATED) --mypy_grpc_out=$(GENERATED) $(PROTOS)
 
+# The overlays, as kustomize renders them, are the chart's only source.
+chart:  ## Writes the Helm chart from the overlays, into dist/; needs kubectl 1.29 and helm
+	mkdir -p deploy/chart/files
+	for overlay in $(notdir $(wildcard deploy/overlays/*)); do \
+		kubectl kustomize deploy/overlays/$$overlay > deploy/chart/files/$$overlay.yaml || exit 1; \
+	done
+	helm package deploy/chart --destination dist
+
 demo-models: $(VENV)/.demo  ## Trains the demo pair anew, from Python's own library
 	$(BIN)/python -m outrider.models.demo.training.train $(ARGS)
 
 clean:  ## Deletes what was built, the virtual environment included
-	rm -rf $(VENV) $(VENV)-checkov $(VENV)-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results
+	rm -rf $(VENV) $(VENV)-checkov $(VENV)-vllm build dist deploy/chart/files *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Versions for every platform and Python. Not those of CUDA's packages: each build of torch names its own.

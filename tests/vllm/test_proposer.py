@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY, generate_latest
 
 from outrider.vllm import Proposer
 from outrider.vllm.proposer import CannotDraft
@@ -98,3 +99,15 @@ def test_an_error_of_ours_is_no_error_of_vllms(capfd: pytest.CaptureFixture[str]
         proposer.close()
     told = capfd.readouterr()
     assert (told.out + told.err).count("proposer.failed") == 1
+
+
+def test_metrics_are_in_the_registry_of_the_process_and_the_latest_proposers() -> None:
+    for _ in range(2):
+        proposer = Proposer(config())
+        try:
+            num_steps = len(drafts_of(proposer))
+            told = generate_latest(REGISTRY).decode()
+        finally:
+            proposer.close()
+        assert f"outrider_vllm_steps_total {num_steps}.0" in told
+        assert 'outrider_vllm_proposed_tokens_total{source="dynamic"}' in told

@@ -249,15 +249,6 @@ def test_a_method_stands_beside_off_with_as_many_sessions() -> None:
     assert found["pearl", "8"] == ("60.0", "1.00", "2/2")
 
 
-def test_a_report_says_what_was_left_out_and_how_far_the_machine_drifted() -> None:
-    anchors = [{"at_s": 1.0, "tokens_per_s": rate} for rate in (200.0, 180.0)]
-    report = report_of(results_of([cell_of("off", 1.0, 0)], anchors=anchors, left_out=["micro-target"]))
-    assert any(note.endswith(": micro-target") for note in report.notes)
-    assert any("180.0 to 200.0 tokens/s" in sentence for sentence in report.chapters[0].sentences)
-    on_cpu = report_of(results_of([], device="CPU", memory_gib=None))
-    assert any("not how fast a GPU is" in note for note in on_cpu.notes)
-
-
 def run(*flags: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "outrider_cli", "bench", "gpu", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)

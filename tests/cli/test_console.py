@@ -11,7 +11,7 @@ from rich.console import Console
 
 from outrider.core.params import Source
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider_cli.console import Steps, legend, pieces, statistics, summary
+from outrider_cli.console import Steps, pieces, statistics, summary
 from outrider_client.generation import Chunk, FinishReason, Result
 
 DRAFT, RETRIEVED, PLAIN = "green", "cyan", "default"
@@ -89,40 +89,6 @@ def test_the_summary_says_which_method_was_replaced() -> None:
     assert replaced.endswith("by off in place of best-first")
 
 
-def test_statistics_show_what_auto_has_decided() -> None:
-    decisions = [
-        verifier_pb2.Decision(
-            method=types_pb2.METHOD_BEST_FIRST,
-            rows=types_pb2.ROWS_TREE,
-            retrieval=True,
-            num_rounds=4,
-            num_tokens=10,
-            time_ms=20,
-        ),
-        verifier_pb2.Decision(method=types_pb2.METHOD_OFF, rows=types_pb2.ROWS_CHAIN, num_rounds=3, num_tokens=3),
-        # It always retrieves, so its line need not say so.
-        verifier_pb2.Decision(method=types_pb2.METHOD_RETRIEVAL, retrieval=True, num_rounds=1, num_tokens=2),
-    ]
-    result = result_of(method=types_pb2.METHOD_AUTO, decisions=decisions)
-    assert statistics(result, 0.5).plain.splitlines() == [
-        "auto: 0.50 s · 2 rounds · ended by length",
-        "  best-first tree + retrieval: 4 rounds, 2.50 tokens a round, 500 tokens/s",
-        "  off: 3 rounds, 1.00 tokens a round",
-        "  retrieval: 1 round, 2.00 tokens a round",
-    ]
-
-
-def test_the_summary_says_how_often_the_speculator_was_lost() -> None:
-    late = summary_of(degraded=True).splitlines()[1]
-    assert late == "a peer was still loading, or slow, for a part of it; the text is the same", "that is no loss"
-    gone = missing("SPECULATOR", "LOST", 1)
-    lost = summary_of(degraded=True, num_speculator_losses=2, missing_peers=[gone]).splitlines()[1]
-    times = "the speculator was lost 2 times, the speculator was away for 1 of 2 rounds"
-    assert lost == f"degraded: {times}; the text is the same"
-    lost = summary_of(degraded=True, num_speculator_losses=1, missing_peers=[gone]).splitlines()[1]
-    assert lost.startswith("degraded: the speculator was lost 1 time, ")
-
-
 def missing(peer: str, absence: str, num_rounds: int) -> verifier_pb2.MissingPeer:
     return verifier_pb2.MissingPeer(peer=f"PEER_{peer}", absence=f"ABSENCE_{absence}", num_rounds=num_rounds)
 
@@ -141,10 +107,6 @@ def test_the_summary_says_which_service_was_missing_and_why() -> None:
     unknown = verifier_pb2.MissingPeer(peer=99, absence=99, num_rounds=1)  # type: ignore[arg-type]  # of a newer server
     line = summary_of(degraded=True, missing_peers=[unknown]).splitlines()[1]
     assert line == "a peer was missing for 1 of 2 rounds; the text is the same"
-
-
-def test_the_legend_names_three_sources() -> None:
-    assert all(name in legend().plain for name in ("target", "draft", "retrieval"))
 
 
 def test_without_a_terminal_each_step_is_a_line() -> None:

@@ -79,23 +79,6 @@ async def test_a_generation_that_outlasts_the_drain_is_cut_off(tmp_path: Path) -
         service.kill()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variables", "words"),
-    [
-        (["--max-num-sessions", "0"], {}, "--max-num-sessions (or OUTRIDER_SPECULATOR_MAX_NUM_SESSIONS)"),
-        ([], {"OUTRIDER_SPECULATOR_CPU": "first"}, "--cpu (or OUTRIDER_SPECULATOR_CPU): must be core numbers"),
-        (["--listen", "nowhere"], {}, "--listen (or OUTRIDER_SPECULATOR_LISTEN): must be HOST:PORT"),
-        (["--nonsense"], {}, "there is no flag --nonsense"),
-    ],
-)
-def test_a_wrong_setting_is_one_line_that_names_it(arguments: list[str], variables: dict[str, str], words: str) -> None:
-    command = [sys.executable, "-m", "outrider.speculator", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | variables)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.suite
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outrider.verifier", "--listen", ANY_PORT, "--model", "demo/nope"]

@@ -41,11 +41,3 @@ def test_help_fits_80_columns_and_leaves_to_another_flag_what_few_need(
     assert "--listen" in brief
     assert brief.index("First:") < brief.index("--listen") < brief.index("Its own:")
     assert helped(service, "-h", capsys) == brief
-
-
-def test_help_says_what_a_value_may_be(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(helped(VerifierSettings, "--help-all", capsys).split())
-    assert "--trace-ratio N Share recorded of the traces that begin here" in text
-    assert "[at least 0; at most 1; default: 0.1]" in text
-    assert "[debug or info or warning or error; default: info]" in text
-    assert "--peer-insecure, --no-peer-insecure" in text

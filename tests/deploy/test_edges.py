@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.edges import ANYWHERE, CLIENT, OUTSIDE, Edge, edges, pods
+from tests.deploy.edges import ANYWHERE, OUTSIDE, Edge, edges, pods
 from tests.support.manifests import (
     POOLED,
     SERVICES,
@@ -129,33 +129,3 @@ def test_a_planted_rule_is_found(policy: str, rules: Object, added: set[Edge]) -
         assert after == before
     if policy == "target-verifier" and "except" in str(rules):
         assert ("target-verifier", "private", 443) not in after
-
-
-@pytest.mark.parametrize(
-    ("policy", "way", "lost"),
-    [
-        ("redis", "ingress", ("retrieval-datastore", "redis", 6379)),
-        ("retrieval-datastore", "egress", ("retrieval-datastore", "redis", 6379)),
-        ("target-verifier", "egress", ("target-verifier", "draft-speculator", 50052)),
-        ("draft-speculator", "ingress", ("target-verifier", "draft-speculator", 50052)),
-    ],
-)
-def test_an_edge_needs_both_of_its_ends(policy: str, way: str, lost: Edge) -> None:
-    objects = policies()
-    assert lost in edges(objects)
-    named(objects, "NetworkPolicy", policy)["spec"][way] = []
-    assert lost not in edges(objects)
-
-
-def test_a_named_port_is_the_servers() -> None:
-    objects = policies()
-    rule = {"from": [{"podSelector": {}}], "ports": [{"port": "nowhere"}]}
-    named(objects, "NetworkPolicy", "redis")["spec"]["ingress"] = [rule]
-    assert ("retrieval-datastore", "redis", 6379) not in edges(objects)
-
-
-def test_a_selector_of_pods_stays_in_its_namespace() -> None:
-    objects = policies()
-    rule = {"from": [{"podSelector": {"matchLabels": CLIENT.labels}}]}
-    named(objects, "NetworkPolicy", "redis")["spec"]["ingress"] = [rule]
-    assert not [edge for edge in edges(objects) if edge[0] == "client" and edge[1] == "redis"]

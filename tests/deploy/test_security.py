@@ -84,26 +84,3 @@ def test_every_container_runs_with_the_least(objects: list[Object]) -> None:
 def test_a_planted_privilege_is_found(part: str, value: Any, gpu: list[Object]) -> None:
     main_container(named(gpu, "Deployment", "target-verifier"))["securityContext"][part] = value
     assert len(complaints_of_security(gpu)) == 1
-
-
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [
-        ("hostNetwork", True),
-        ("hostPID", True),
-        ("automountServiceAccountToken", True),
-        ("initContainers", [{"name": "bare", "image": "busybox:1"}]),
-        ("volumes", [{"name": "host", "hostPath": {"path": "/"}}]),
-        ("volumes", [{"name": "tmp", "emptyDir": {}}]),
-        ("securityContext", {}),
-    ],
-)
-def test_a_planted_pod_is_found(part: str, value: Any, gpu: list[Object]) -> None:
-    assert complaints_of_security(gpu) == []
-    pod_of(named(gpu, "Deployment", "target-verifier"))["spec"][part] = value
-    assert complaints_of_security(gpu)
-
-
-def test_a_container_without_a_memory_limit_is_found(gpu: list[Object]) -> None:
-    del main_container(named(gpu, "StatefulSet", "redis"))["resources"]["limits"]["memory"]
-    assert len(complaints_of_security(gpu)) == 1

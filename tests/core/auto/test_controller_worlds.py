@@ -24,10 +24,8 @@ from tests.core.auto.simulated_costs import (
     UNTRAINED,
     WORLDS,
     Cost,
-    Steady,
     Trace,
     World,
-    run,
     run_auto,
     run_fixed,
 )
@@ -223,10 +221,3 @@ def test_decisions_add_up_in_the_order_of_first_use(name: str) -> None:
 def test_the_same_rounds_give_the_same_strategies() -> None:
     first, second = (run_auto(lambda _: GOOD, 12, num_parallel=4, seed=7) for _ in range(2))
     assert first.strategies == second.strategies
-
-
-def test_the_simulation_itself_brings_what_its_costs_say() -> None:
-    """Tokens of a chain of 8 with acceptance a: (1 - a**9) / (1 - a)."""
-    world = World({PEARL: Cost(0.6, 15.0, restart=0)}, text_deviation=0.0)
-    trace = run(lambda _: world, lambda _: Steady(PEARL), 20, num_tokens=2000)
-    assert trace.tokens_per_ms() == pytest.approx((1 - 0.6**9) / (1 - 0.6) / 15.0, rel=0.02)

@@ -166,33 +166,12 @@ def test_what_came_back_is_expanded_before_the_beam_goes_deeper() -> None:
     assert all(node.is_expanded for node in came_back)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_what_came_back_and_is_the_last_layer_after_the_next_commit_is_expanded_once(seed: int) -> None:
-    session = ToySpeculator(policy(4, 3), toy_model(1.0, seed))
-    session.grow()
-    session.commit([session.tree.best_chain(1)[0].token_id])
-    session.commit([min(session.tree.root.children.values(), key=lambda child: child.logprob).token_id])
-    session.grow()  # `ToySpeculator` looks at every node of every forward
-    assert len(layers(session.tree)) == 6
-
-
 def test_an_improbable_candidate_does_not_come_back() -> None:
     session = ToySpeculator(policy(1, 3), one_after_another(0.9, 0.009))
     session.grow()
     session.commit([2, 2])
     assert {node.token_id for node in session.tree.live_nodes()} == {2}
     assert session.grow() == 2  # the two missing layers, and nothing else
-
-
-def test_after_a_miss_the_beam_begins_anew_from_what_the_target_said() -> None:
-    session = ToySpeculator(policy(), toy_model())
-    session.grow()
-    missing = a_missing_token(session.tree)
-    assert session.commit([missing]) == 0
-    expansion = session.forward()
-    assert expansion is not None
-    assert expansion.nodes == (session.tree.root,)
-    assert [len(layer) for layer in layers(session.tree)] == [3]
 
 
 def test_where_the_beam_has_diverged_the_secondary_cache_makes_the_next_layer_without_a_forward() -> None:
@@ -248,22 +227,6 @@ def test_when_a_hit_empties_the_tree_growth_goes_on_from_the_accepted_node() -> 
     assert set(session.tree.root.children) == expected
 
 
-def test_a_hit_on_a_node_whose_children_all_fell_out_of_the_beam_is_no_dead_end() -> None:
-    def model(context: Sequence[int], count: int) -> list[Candidate]:
-        # 1 is followed by 2 or 3; what follows 3 is always improbable.
-        is_doubtful = 3 in context
-        return [Candidate(2 + rank, math.log(0.01 if is_doubtful else 0.45) - 0.1 * rank) for rank in range(count)]
-
-    session = ToySpeculator(policy(2, 2), model)
-    session.grow(3)
-    assert session.tree.root.children[3].is_expanded
-    assert session.commit([3]) == 1
-    assert set(session.tree.root.children) == {2, 3}
-    expansion = session.forward()
-    assert expansion is not None
-    assert expansion.nodes == tuple(session.tree.root.children.values())
-
-
 # Bad circumstances.
 
 
@@ -278,19 +241,6 @@ def test_a_full_tree_ends_growth_and_a_commit_lets_it_go_on() -> None:
 def test_candidates_that_no_tree_takes_end_growth() -> None:
     session = ToySpeculator(policy(), lambda context, count: [Candidate(VOCAB_SIZE, -0.1)])
     assert session.grow() == 1
-
-
-def test_the_beam_goes_on_in_a_tree_that_another_policy_has_grown() -> None:
-    session = ToySpeculator(policy(2, 2), toy_model())
-    node = session.tree.root
-    for token_id in (5, 6, 7):
-        node.is_expanded = True
-        added = session.tree.add(node, token_id, -0.1, Source.DRAFT)
-        assert added is not None
-        node = added
-    expansion = session.policy.next_expansion(session.tree)
-    assert expansion is not None
-    assert expansion.nodes == (node,)
 
 
 def test_the_beam_goes_on_with_the_best_of_what_another_policy_has_grown() -> None:
@@ -322,22 +272,6 @@ def test_without_correction_the_places_of_what_a_commit_contradicts_stay_lost() 
     session.commit([followed])
     session.grow(2)
     assert [len(layer) for layer in layers(session.tree)][-2:] == [num_survivors, num_survivors]
-
-
-def test_without_correction_a_miss_is_corrected_only_when_no_layer_lies_ahead() -> None:
-    session = ToySpeculator(policy(4, 3, gamma=6, correction=False), toy_model())
-    session.grow(3)
-    missing = a_missing_token(session.tree)
-    session.commit([missing])
-    assert session.forward() is None
-    session.commit([0])
-    assert session.forward() is None
-    session.commit([0])  # the third token: the beam had three layers
-    expansion = session.forward()
-    assert expansion is not None
-    assert expansion.nodes == (session.tree.root,)
-    assert session.grow() == 5
-    assert [len(layer) for layer in layers(session.tree)] == [3, 4, 4, 4, 4, 4]
 
 
 def test_without_correction_what_is_left_above_a_dead_beam_can_still_be_queried() -> None:

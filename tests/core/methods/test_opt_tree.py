@@ -102,21 +102,6 @@ def test_it_goes_on_after_any_commit(data: st.DataObject) -> None:
         assert speculator.tree.root.children or speculator.policy.next_expansion(speculator.tree) is not None
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_what_was_cut_stands_again_where_a_commit_leaves_room_for_it(seed: int) -> None:
-    speculator = ToySpeculator(policy(num_nodes=4), toy_model(0.5, seed))
-    speculator.grow()
-    # The best child of the root, and the candidates that its forward has found, four of which fit into the tree.
-    node = max(speculator.tree.root.children.values(), key=lambda child: child.logprob)
-    assert node.is_expanded
-    found = speculator.candidates(node, 4)
-    num_forwards = len(speculator.num_rows)
-    speculator.commit([node.token_id])
-    assert {candidate.token_id for candidate in found} <= set(speculator.tree.root.children)
-    assert len(speculator.num_rows) == num_forwards, "no forward was needed"
-    assert speculator.grow() > 0
-
-
 def test_a_full_tree_ends_growth() -> None:
     for num_nodes, room in product((4, 12), (0, 3)):
         speculator = ToySpeculator(policy(num_nodes), toy_model(1.0), max_num_nodes=room)

@@ -105,16 +105,6 @@ def test_ngrams_beyond_the_limit_are_dropped_by_the_age_of_their_first_occurrenc
         assert list(tier.followers(ngram)) == ranked(followers)
 
 
-def test_the_longest_known_suffix_is_found():
-    tier = NgramTier(max_match_len=3)
-    tier.learn([1, 2, 3, 4])
-    assert tier.longest((9, 2, 3)) == ((2, 3), ((4, 1),))
-    assert tier.longest((1, 2, 3)) == ((1, 2, 3), ((4, 1),))
-    assert tier.longest((9, 2, 3), 3) is None
-    assert tier.longest((9,)) is None
-    assert tier.longest(()) is None
-
-
 def test_a_walk_looks_at_more_tokens_than_matched_at_first():
     tier = NgramTier(max_match_len=3)
     for run in ([1, 2, 3, 4], [2, 3, 5], [2, 3, 5], [3, 6], [3, 6], [3, 6], [3, 6]):

@@ -6,7 +6,7 @@ import random
 import timeit
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.params import Source
@@ -65,7 +65,6 @@ class Searched:
         return Continuation(len(ngram), tier, offsets, tuple(t for t, _ in nodes), tuple(c for _, c in nodes))
 
 
-@settings(max_examples=250)
 @given(
     st.none() | st.lists(runs, max_size=3), runs, st.none() | st.lists(runs, max_size=2), rejections, contexts,
     st.integers(1, N), st.integers(1, 8),
@@ -99,19 +98,6 @@ def test_the_longest_match_wins_over_the_order_of_the_tiers():
     assert tiers.lookup([1, 2], 3, 1) == Continuation(2, Source.DYNAMIC, (0,), (60,), (1,))
 
 
-def test_at_equal_length_the_order_is_prior_dynamic_shared_rejected():
-    tiers = LocalTiers(3)
-    tiers.reject([1, 2], [70, 71])
-    assert tiers.lookup([1, 2], 3, 1).tier is Source.REJECTED
-    tiers.shared = NgramTier(3)
-    tiers.shared.learn([1, 2, 80])
-    assert tiers.lookup([1, 2], 3, 1).tier is Source.SHARED
-    tiers.record([1, 2, 60])
-    assert tiers.lookup([1, 2], 3, 1).tier is Source.DYNAMIC
-    tiers.prior = PriorTable.build([[1, 2, 50]])
-    assert tiers.lookup([1, 2], 3, 1).tier is Source.PRIOR
-
-
 @given(st.permutations([Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED]), st.integers(1, 4))
 def test_at_equal_length_the_first_of_the_given_order_counts_and_those_left_out_never(order: list[Source], count: int):
     tiers = LocalTiers(3, PriorTable.build([[1, 2, 50]]), NgramTier(3), order[:count])
@@ -128,35 +114,12 @@ def test_at_equal_length_the_first_of_the_given_order_counts_and_those_left_out_
     assert (longest.tier is Source.SHARED) == (Source.SHARED in order[:count]), "a longer match comes first"
 
 
-def test_followers_are_all_that_the_longest_match_knows_with_their_counts():
-    tiers = LocalTiers(3, PriorTable.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [2, 5]]))
-    found = tiers.followers([7, 1, 2], 1)
-    assert found is not None
-    assert (found.source, found.match_len, tuple(found.tokens)) == (Source.PRIOR, 2, ((3, 2), (4, 1)))
-    tiers.record([7, 1, 2, 6])
-    found = tiers.followers([7, 1, 2], 0)
-    assert found is not None
-    assert (found.source, found.match_len, tuple(found.tokens)) == (Source.DYNAMIC, 3, ((6, 1),))
-    assert tiers.followers([99], 0) is None
-
-
 def test_the_prior_and_the_shared_tier_may_be_taken_away_again():
     shared = NgramTier(3)
     shared.learn([1, 2, 3])
     tiers = LocalTiers(3, PriorTable.build([[1, 2]]), shared)
     tiers.prior = tiers.shared = None
     assert tiers.lookup([1], 3, 1) is NOTHING
-
-
-def test_what_the_target_refused_is_offered_again_where_its_own_tokens_came_before():
-    tiers = LocalTiers(3)
-    tiers.record([5, 6, 7, 1])
-    tiers.reject([5, 6, 7], [8, 9, 10])
-    # Where the target has spoken, its own token is offered; after a refused token it has not.
-    assert tiers.lookup([5, 6, 7], 3, 2) == Continuation(3, Source.DYNAMIC, (0,), (1,), (1,))
-    assert tiers.lookup([6, 7, 8], 3, 4) == Continuation(3, Source.REJECTED, (0, 1), (9, 10), (1, 1))
-    # In another place, too, if enough of the context matches.
-    assert tiers.lookup([3, 7, 8], 3, 4).token_ids == (9, 10)
 
 
 def test_a_rejection_of_one_token_is_found_again():

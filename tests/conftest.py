@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+import structlog
 import torch
 from hypothesis import settings
 
@@ -16,8 +17,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests share their cores with the services that they start: a second torch thread would mostly wait.
 torch.set_num_threads(1)
 
+# By default structlog renders the locals of all frames with rich: seconds for an exception that a service logs.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
+
 # Other load on the machine is no property of the code.
 settings.register_profile("outrider", deadline=None)
+settings.register_profile("full", deadline=None, max_examples=1000)
 settings.load_profile("outrider")
 
 
@@ -25,6 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="samples as large as the claims need, not only as finds a known wrong rule"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--full"):
+        settings.load_profile("full")
 
 
 @pytest.fixture(scope="session")

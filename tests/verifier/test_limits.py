@@ -128,12 +128,12 @@ def logs() -> Iterator[list[EventDict]]:
 async def test_a_flood_of_drafts_is_dropped_and_the_text_is_the_same(logs: list[EventDict]) -> None:
     async with running_verifier(max_draft_nodes_per_s=1000) as verifier:
         async with Client(verifier.address) as client:
-            plain = await client.complete([5, 6, 7], seed=3, max_tokens=500, ignore_eos=True, method="off")
+            plain = await client.complete([5, 6, 7], seed=3, max_tokens=250, ignore_eos=True, method="off")
         async with grpc.aio.insecure_channel(verifier.address) as channel:
             call = verifier_pb2_grpc.VerifierServiceStub(channel).Collaborate()
             request = verifier_pb2.GenerateRequest(
                 prompt=verifier_pb2.Prompt(token_ids=types_pb2.TokenIds(token_ids=[5, 6, 7])),
-                sampling=types_pb2.SamplingParams(seed=3, max_tokens=500, ignore_eos=True),
+                sampling=types_pb2.SamplingParams(seed=3, max_tokens=250, ignore_eos=True),
                 speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_PEARL),
             )
             opening = verifier_pb2.CollaborateOpen(handshake=handshake(target_model()), request=request)

@@ -87,12 +87,16 @@ def longest_step_s(batch: ParrotBatch, drafts: Drafting, num_steps: int = 20) ->
 @pytest.mark.parametrize("method", ["best-first", "pearl", "saguaro", "card", "double", "speculative", "auto"])
 def test_each_method_brings_drafts_that_the_target_keeps(method: str, speculator: str, texts: list[list[int]]) -> None:
     with drafting(speculator=speculator, method=method) as drafts:
-        until_true(lambda: longest_step_s(ParrotBatch(texts, PROMPT_LEN), drafts, 3) and is_connected(drafts))
-        batch = ParrotBatch(texts, PROMPT_LEN)
-        while not batch.is_over:
-            assert all(len(draft) <= 8 for draft in batch.step(drafts))
-            time.sleep(0.005)
-        assert batch.num_accepted > 0
+
+        def num_accepted() -> int:
+            batch = ParrotBatch(texts, PROMPT_LEN)
+            while not batch.is_over:
+                assert all(len(draft) <= 8 for draft in batch.step(drafts))
+                time.sleep(0.005)
+            return batch.num_accepted
+
+        # A speculator that has just started compiles its kernels while the first texts go by.
+        assert until_true(num_accepted)
         told = counts(drafts)
         assert sum(told["outrider_vllm_accepted_tokens_total"].values()) > 0
         assert told["outrider_vllm_failures_total"][""] == 0

@@ -35,9 +35,9 @@ def state_of(verifier: RunningVerifier) -> dict[str, int]:
 async def test_all_sessions_of_a_crowded_pool_finish_and_every_text_is_as_alone() -> None:
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         before = state_of(verifier)
-        together = await asyncio.gather(*(text_of(client, prompt) for prompt in PROMPTS))
+        together = await asyncio.gather(*(text_of(client, prompt, 80) for prompt in PROMPTS))
         assert state_of(verifier)["preemptions"] > before["preemptions"]
-        alone = [await text_of(client, prompt) for prompt in PROMPTS]
+        alone = [await text_of(client, prompt, 80) for prompt in PROMPTS]
         await until(lambda: state_of(verifier)["held"] == 0)
     assert together == alone
 

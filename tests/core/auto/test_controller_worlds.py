@@ -168,9 +168,9 @@ class TestHysteresis:
 class TestTrials:
     @pytest.mark.parametrize("name", WORLDS)
     @pytest.mark.parametrize("num_parallel", [1, 8])
-    def test_excursions_lose_little_time(self, name: str, num_parallel: int, full: bool) -> None:
+    def test_excursions_lose_little_time(self, name: str, num_parallel: int) -> None:
         """Measured from outside: extra time of short runs of another strategy over the usual one."""
-        trace = _auto(name, 150 if full else 60, 0, num_parallel=num_parallel)
+        trace = _auto(name, 150, 0, num_parallel=num_parallel)
         lost_ms = sum(
             max(0.0, time_ms - num_tokens / (rate / PLAIN_MS))
             for time_ms, num_tokens, rate in trace.excursions(_fixed(name, 40, 0))

@@ -27,7 +27,6 @@ structlog.configure(
 
 # Other load on the machine is no property of the code.
 settings.register_profile("outrider", deadline=None)
-settings.register_profile("full", deadline=None, max_examples=1000)
 settings.load_profile("outrider")
 
 
@@ -35,11 +34,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="samples as large as the claims need, not only as finds a known wrong rule"
     )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--full"):
-        settings.load_profile("full")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.methods import PEARL
@@ -91,6 +91,7 @@ def events(draw: st.DrawFn) -> list[list[int] | Claims]:
     return sequence
 
 
+@settings(max_examples=400)
 @given(prompt=st.lists(TOKENS, min_size=1, max_size=4), sequence=events())
 def test_the_tree_holds_exactly_the_claims_that_the_committed_tokens_allow(
     prompt: list[int], sequence: list[list[int] | Claims]

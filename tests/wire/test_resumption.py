@@ -312,7 +312,7 @@ class AnyCourse(RuleBasedStateMachine):
 
 
 TestAnyCourse = AnyCourse.TestCase
-TestAnyCourse.settings = settings(stateful_step_count=40)
+TestAnyCourse.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 def course(**options: float) -> ResumableGeneration:

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.params import InvalidParameter, Source
@@ -55,6 +55,7 @@ def random_documents(seed: int, num_tokens: int) -> list[list[int]]:
     return found
 
 
+@settings(max_examples=150)
 @given(documents, st.integers(1, 6))
 def test_the_table_knows_what_a_tier_knows_that_has_learned_the_same_documents(documents, max_match_len):
     table, tier = PriorTable.build(documents, max_match_len), tier_of(documents, max_match_len)
@@ -65,6 +66,7 @@ def test_the_table_knows_what_a_tier_knows_that_has_learned_the_same_documents(d
         assert table.longest(ngram)[0] == len(ngram)
 
 
+@settings(max_examples=150)
 @given(documents, st.integers(1, 6), st.integers(1, 12), st.data())
 def test_the_table_walks_as_a_tier_does_that_has_learned_the_same_documents(documents, max_match_len, max_len, data):
     table, tier = PriorTable.build(documents, max_match_len), tier_of(documents, max_match_len)

@@ -6,7 +6,7 @@ import random
 import timeit
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.params import Source
@@ -65,6 +65,7 @@ class Searched:
         return Continuation(len(ngram), tier, offsets, tuple(t for t, _ in nodes), tuple(c for _, c in nodes))
 
 
+@settings(max_examples=250)
 @given(
     st.none() | st.lists(runs, max_size=3), runs, st.none() | st.lists(runs, max_size=2), rejections, contexts,
     st.integers(1, N), st.integers(1, 8),

@@ -61,7 +61,7 @@ class Reference:
         return all_tiers.lookup(context, max_match_len, max_continuation_len)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prior=documents, steps=st.lists(step, max_size=10))
 async def test_answers_as_the_reference_does_whatever_was_recorded(store, scope, prior, steps):
     name = next(numbers)

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.models.runner import head_token_ids
+from outrider.models.training import autocast
 from outrider_draft.answers import Document
 from outrider_draft.documents import Batch, in_order
 from outrider_draft.loss import measure
@@ -57,7 +58,7 @@ def acceptance(model: PreTrainedModel, documents: Sequence[Document], num_tokens
     num_rows, overlaps, num_same = 0, [0.0, 0.0], 0.0
     for batch in in_order(documents, num_tokens):
         moved = batch.to(str(model.device))
-        with torch.autocast(model.device.type, dtype=torch.bfloat16):
+        with autocast(model.device):
             found = measure(hidden_of(model, moved), head_of(model), moved.top_ids, moved.top_logprobs)
         num_rows += found.num_rows
         num_same += found.num_same

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from outrider.core.tokenizer_hash import tokenizer_hash
 from outrider.models.runner import head_token_ids
-from outrider.models.training import Schedule, build_optimizers, step
+from outrider.models.training import Schedule, autocast, build_optimizers, step
 from outrider_cli.failures import FlagError
 from outrider_draft.answers import Document, documents_of
 from outrider_draft.card import Card, machine, read_card
@@ -125,7 +125,7 @@ class Training:
                     return False
                 batch = next(batches).to(request.device)
                 self._schedule.set(position.steps, progress)
-                with torch.autocast(torch.device(request.device).type, dtype=torch.bfloat16):
+                with autocast(request.device):
                     hidden = hidden_of(self._model, batch)
                     loss = head_loss(hidden, head_of(self._model), batch.top_ids, batch.top_logprobs, progress)
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -27,7 +27,16 @@ from tests.support.manifests import (
 pytestmark = pytest.mark.slow
 
 NOT_NAMESPACED = {"Namespace", "PriorityClass", "DeviceClass", "ClusterIssuer", "ClusterRole", "ClusterRoleBinding"}
-ELSEWHERE = {"README.md", "Dockerfile", "requirements.py", "compose.yaml", "compose.gpu.yaml", ".checkov.yaml", "chart"}
+ELSEWHERE = {
+    "vllm",
+    "README.md",
+    "Dockerfile",
+    "requirements.py",
+    "compose.yaml",
+    "compose.gpu.yaml",
+    ".checkov.yaml",
+    "chart",
+}
 """Files in deploy/ that belong to no kustomization."""
 WORKLOADS = {
     "cpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis", "gateway"},

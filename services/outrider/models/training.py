@@ -25,6 +25,48 @@ AtTemperature = Callable[[float], tuple[Tensor, Tensor]]
 """Maps a temperature to the log-probabilities of target and draft there, [num_rows, num_tokens] each."""
 
 
+class Muon(torch.optim.Optimizer):
+    """Momentum that is made orthogonal before it is applied to a matrix (K. Jordan, "Muon", 2024).
+
+    torch's own computes in bfloat16: 436 ms for a matrix of 256 x 704 on one core of a CPU without AVX-512 (Zen 3),
+    where float32 takes 21.
+    """
+
+    NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
+    """Coefficients of an iteration that brings all singular values near 1 in NUM_ITERATIONS."""
+    NUM_ITERATIONS = 5
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
+        """Takes matrices alone."""
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Applies the gradients. There is no closure."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
+                state = self.state[matrix]
+                if not state:
+                    state["momentum"] = torch.zeros_like(matrix.grad)
+                state["momentum"].lerp_(matrix.grad, 1 - group["momentum"])
+                update = self._orthogonal(matrix.grad.lerp(state["momentum"], group["momentum"]))
+                num_rows, num_columns = matrix.shape
+                matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                matrix.add_(update, alpha=-group["lr"] * max(1.0, num_rows / num_columns) ** 0.5)
+
+    def _orthogonal(self, matrix: Tensor) -> Tensor:
+        is_tall = matrix.shape[0] > matrix.shape[1]
+        found: Tensor = matrix.mT if is_tall else matrix
+        found = found / found.norm().clamp(min=1e-7)
+        a, b, c = self.NEWTON_SCHULZ
+        for _ in range(self.NUM_ITERATIONS):
+            gram = found @ found.mT
+            found = a * found + (b * gram + c * gram @ gram) @ found
+        return found.mT if is_tall else found
+
+
 def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Returns Muon for the matrices inside the layers, and AdamW for embedding, head, norms and biases, as far as they
     are to be trained."""
@@ -37,9 +79,17 @@ def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
         inside = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if inside else others).append(parameter)
     return [
-        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.05, momentum=0.95),
+        Muon(matrices, lr=0.02, weight_decay=0.05, momentum=0.95),
         torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+
+
+def autocast(device: str | torch.device) -> torch.autocast:
+    """Returns the context of a forward in training: in bfloat16 where that is fast. On a CPU without AVX-512 a step in
+    it took five times as long as in float32."""
+    kind = torch.device(device).type
+    is_fast = kind != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.autocast(kind, dtype=torch.bfloat16, enabled=is_fast)
 
 
 class Schedule:

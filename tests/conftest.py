@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 import structlog
@@ -25,6 +26,8 @@ structlog.configure(
     ]
 )
 
+BEGAN = time.monotonic()
+
 # Other load on the machine is no property of the code.
 settings.register_profile("outrider", deadline=None)
 settings.load_profile("outrider")
@@ -34,6 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="samples as large as the claims need, not only as finds a known wrong rule"
     )
+    parser.addoption(
+        "--begin-within", type=float, default=float("inf"), metavar="MINUTES", help="skips tests that would begin later"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() - BEGAN > 60 * item.config.getoption("--begin-within"):
+        pytest.skip("no time was left: --begin-within")
 
 
 @pytest.fixture(scope="session")

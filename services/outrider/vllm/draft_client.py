@@ -201,7 +201,7 @@ class DraftClient:
                 await datastore.close()
 
     def _end_if_idle(self) -> None:
-        # Later than vLLM's thread begins anew: none of its sessions is ended that it goes on with.
+        # After twice the time at which vLLM's thread begins anew: a session that it goes on with is not ended here.
         if self._clock() - self._taken_at > 2 * IDLE_S:
             self._end(list(self._rows))
 
